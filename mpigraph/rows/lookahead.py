@@ -232,7 +232,7 @@ class CachedRows:
     def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
         """Keep rows that had no slot: all while slots are free, then those that are worth it."""
         cache, upcoming = self.cache, self.upcoming
-        if not self._chooses and not cache.has_free(absent):
+        if not self._chooses and cache.used + absent > cache.per_trainer:
             self._chooses = True
             upcoming.link()
             for other in upcoming.reads:

@@ -8,7 +8,6 @@ sorted; those whose places lie side by side arrive there.
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,7 +60,7 @@ class _Get:
 
     def __init__(self, window: "RowWindow", remote: RemoteRows, out: Array, pool: RowPool) -> None:
         self._win = window.win
-        self.remote = remote
+        self._remote = remote
         self._out = out
         rows, places = remote.rows, remote.positions
         first, last = int(places[0]), int(places[-1])  # places ascend
@@ -72,13 +71,17 @@ class _Get:
             origin = [self._arrived.reshape(-1).view(np.uint8), len(rows), window.row]
             self._win.Get(origin, remote.rank, target=[window.begin, 1, listing])
 
-    def finish(self) -> int:
-        """Wait, put the rows into their places, and return their bytes."""
-        self._win.Flush(self.remote.rank)
+    def finish(self) -> None:
+        """Wait, and put the rows into their places."""
+        rank = self._remote.rank
+        begin = clock()  # what has come before made no thread wait
+        self._win.Flush(rank)
         self._begun.discard(self)
         if not self._in_place:
-            move_rows(self._arrived, None, 0, self._out, self.remote.positions)
-        return self._arrived.nbytes
+            move_rows(self._arrived, None, 0, self._out, self._remote.positions)
+        sent(rank, 0)
+        received(rank, self._arrived.nbytes)
+        answered(rank, begin)
 
 
 class RmaTransport(Transport):
@@ -121,11 +124,4 @@ class RmaTransport(Transport):
             aside(meanwhile)
             with self.world.watch(what):
                 for get in gets:
-                    aside(partial(self._finish, get))
-
-    def _finish(self, get: _Get) -> None:
-        begin = clock()  # what has come before made no thread wait
-        nbytes = get.finish()
-        sent(get.remote.rank, 0)
-        received(get.remote.rank, nbytes)
-        answered(get.remote.rank, begin)
+                    aside(get.finish)

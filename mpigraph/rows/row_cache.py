@@ -213,10 +213,6 @@ class RowCache:
         """The number of slots that this trainer has given to rows."""
         return int(self._own.state[0])
 
-    def has_free(self, count: int) -> bool:
-        """Return whether this trainer has so many free slots."""
-        return self.used + count <= self.per_trainer
-
     def forget_uses(self) -> None:
         """Forget the announced minibatches, which will not come."""
         forget_uses(self._own)

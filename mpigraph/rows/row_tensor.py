@@ -70,6 +70,7 @@ class Copying:
         self.everywhere.set()
 
 
+@dataclass(eq=False)
 class RowTensor:
     """One tensor of rows: a table of a window.
 
@@ -89,34 +90,23 @@ class RowTensor:
         last_write: the number of the last write that this rank knows of.
     """
 
-    def __init__(
-        self,
-        window: RowWindow,
-        table: int,
-        *,
-        number: int,
-        graph: str,
-        name: str,
-        policy: Policy,
-        dtype: str,
-        stored: str,
-    ) -> None:
-        """Give access to rows; see the attributes."""
-        self.window = window
-        self.table = table
-        self.number = number
-        self.graph = graph
-        self.name = name
-        self.policy = policy
-        self.dtype = dtype
-        self.stored = stored
+    window: RowWindow
+    table: int
+    number: int
+    graph: str
+    name: str
+    policy: Policy
+    dtype: str
+    stored: str
+
+    def __post_init__(self) -> None:
         self.version = 0
         self.copying: Copying | None = None
         self.last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
-        self.drawing = Gate(f"tensor {name!r} was closed")
-        self.shape = (int(self.offsets[-1]), *window.row_shape)
-        window.tensors[number] = self
+        self.drawing = Gate(f"tensor {self.name!r} was closed")
+        self.shape = (int(self.offsets[-1]), *self.window.row_shape)
+        self.window.tensors[self.number] = self
 
     @property
     def offsets(self) -> I64:

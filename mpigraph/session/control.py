@@ -77,7 +77,7 @@ def _create_tensor(store: Store, args: Arguments) -> Any:
         return store.tensors[args["have"]]
     policy = Policy(args["is_node"], args["type_id"])
     topology = store.graphs[args["graph"]].topology
-    return store.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
+    return store.create_tensors(topology, args["name"], [policy], args["row_shape"], args["dtype"])[0]
 
 
 def _free(store: Store, args: Arguments) -> Any:

@@ -185,14 +185,11 @@ class Store:
         masks = [
             tensor
             for number, tensor in self.tensors.items()
-            if tensor.version and is_mask(tensor) and self._counts_are_stale(number)
+            if tensor.version and is_mask(tensor)
+            if (counts := self._derived.get((MaskCounts, number))) is None or counts.stale
         ]
-        for mask, counts in zip(masks, count_masks(self.world, masks), strict=True):
-            self._derived[MaskCounts, mask.number] = counts
-
-    def _counts_are_stale(self, number: int) -> bool:
-        counts = self._derived.get((MaskCounts, number))
-        return counts is None or counts.stale
+        counted = count_masks(self.world, masks)
+        self._derived.update({(MaskCounts, mask.number): of for mask, of in zip(masks, counted, strict=True)})
 
     @collective("world.comm")
     def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
@@ -258,7 +255,7 @@ class Store:
             graph.features[policy, name] = 0
             alike.setdefault((name, info, None if (policy, name) in in_common else policy), []).append(policy)
         for (name, info, _), policies in alike.items():
-            tensors = self._new_tensors(graph.topology, name, policies, info.shape, info.dtype, info.narrow)
+            tensors = self.create_tensors(graph.topology, name, policies, info.shape, info.dtype, info.narrow)
             graph.features.update({(tensor.policy, name): tensor.number for tensor in tensors})
             with together(self.world.comm, f"loading feature {name!r} of graph {kept.graph_name!r}"):
                 if self.world.is_host:
@@ -273,25 +270,7 @@ class Store:
         self._count_masks()
 
     @collective("world.comm")
-    def create_tensor(
-        self,
-        topology: Topology,
-        name: str,
-        policy: Policy,
-        row_shape: Iterable[int],
-        dtype: str,
-        narrow: str = "",
-    ) -> RowTensor:
-        """Make a tensor of zeros over the hosts of a graph, stored in its dtype or a ``narrow`` one.
-
-        Raises:
-            SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
-            CollectiveError: MPI has no communicators left; on every rank.
-        """
-        return self._new_tensors(topology, name, [policy], row_shape, dtype, narrow)[0]
-
-    @collective("world.comm")
-    def _new_tensors(
+    def create_tensors(
         self,
         topology: Topology,
         name: str,
@@ -300,13 +279,17 @@ class Store:
         dtype: str,
         narrow: str = "",
     ) -> list[RowTensor]:
-        """Make the tensors of a name, in one window; otherwise as :meth:`create_tensor`."""
+        """Make tensors of zeros in one window over the hosts of a graph, stored in their dtype or a ``narrow`` one.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold the rows; on every rank.
+            CollectiveError: MPI has no communicators left; on every rank.
+        """
         stored = narrow or dtype
         tables = np.array([policy.offsets(topology.hosts) for policy in policies])
         window = RowWindow(self.rows, tables, tuple(row_shape), storage_dtype(stored), f"tensor {name!r}")
-        about = {"graph": topology.name, "name": name, "dtype": dtype, "stored": stored}
         tensors = [
-            RowTensor(window, table, number=self.new_number(), policy=policy, **about)
+            RowTensor(window, table, self.new_number(), topology.name, name, policy, dtype, stored)
             for table, policy in enumerate(policies)
         ]
         self.tensors.update({tensor.number: tensor for tensor in tensors})

@@ -367,8 +367,7 @@ class Minibatches:
             number_window=lambda: 1,
         )
         window = RowWindow(service, book_of_many(ranks).node_offsets[0], (WIDTH,), "f4")
-        about: dict[str, Any] = {"graph": "g", "name": "feat", "dtype": "float32", "stored": "float32"}
-        rows = RowTensor(window, 0, number=1, policy=Policy(True, 0), **about)
+        rows = RowTensor(window, 0, 1, "g", "feat", Policy(True, 0), "float32", "float32")
         window.memory(0)[:] = np.arange(NODES)[:, None]
         session: Any = SimpleNamespace(world=world, pool=pool, check_thread=watched)
         tensors = {("node", "feat"): DistTensor.of_rows(session, "g", rows)}
