@@ -60,7 +60,7 @@ class RowWindow:
         tables: Sequence[I64] | I64,
         row_shape: Sequence[int],
         dtype: npt.DTypeLike,
-        name: str = "rows",
+        name: str = "a window",
     ) -> None:
         """Allocate the rows, zeroed.
 
@@ -84,7 +84,8 @@ class RowWindow:
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         self.tensors: dict[int, RowTensor] = {}
         self.version = 0
-        self._gate = Gate("this window was closed")
+        self._gate = Gate(f"{name} was closed")
+        self._name = name
         local = np.flatnonzero(world.is_local).tolist()
         self._memory: dict[int, Array] = {}  # by local host
         block = self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
@@ -157,7 +158,7 @@ class RowWindow:
             ClosedError: the window was closed.
         """
         if self._block is None:
-            raise ClosedError("this window was closed")
+            raise ClosedError(f"{self._name} was closed")
         return self._memory[host]
 
     def __len__(self) -> int:
