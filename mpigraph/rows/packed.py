@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +30,7 @@ from mpigraph.mpi.coroutine import NOT_YET, Coroutine
 from mpigraph.mpi.hosts import Chunk, Hosts, Kind, Request, as_bytes, complete
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import RemoteRows, Transport, last_of_equal
-
-if TYPE_CHECKING:
-    from mpigraph.rows.window import RowWindow
+from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, Window, last_of_equal
 
 # bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less
 # than 3 MB over TCP in copied fragments of 64 kB, which costs both sides half as much again
@@ -88,26 +84,27 @@ class PackedTransport(Transport):
     name = "packed"
     how = "packed by their host"
 
-    def __init__(self, hosts: Hosts, pool: RowPool) -> None:
+    def __init__(self, hosts: Hosts, pool: RowPool, mutex: HostMutex) -> None:
         super().__init__(hosts.world)
         self.hosts = hosts
+        self._mutex = mutex
         self._pool = pool
-        self._windows: dict[int, RowWindow] = {}
+        self._windows: dict[int, Window] = {}
         self._roused: dict[int, float] = {}  # by rank, when it was told last
         hosts.handlers |= {Kind.READ: self._send_rows, Kind.WRITE: self._store_rows}
 
-    def register(self, window: "RowWindow") -> None:
+    def register(self, window: Window) -> None:
         """Answer for a window from now on, if this rank holds rows of it."""
         if window.words is not None:
             with self.hosts.lock:
                 self._windows[window.number] = window
 
-    def forget(self, window: "RowWindow") -> None:
+    def forget(self, window: Window) -> None:
         """Answer no more for a window, whose memory may be gone when this returns."""
         with self.hosts.lock:
             self._windows.pop(window.number, None)
 
-    def read(self, window: "RowWindow", remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: Window, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. The hosts answer when they make progress.
 
         Raises ClosedError if a host has closed the window.
@@ -117,7 +114,7 @@ class PackedTransport(Transport):
         requests = [(rows.rank, self._fetch(window, rows, out, most)) for rows in remote]
         self.hosts.finish(what, requests, TRANSFER, meanwhile)
 
-    def _fetch(self, window: "RowWindow", remote: RemoteRows, out: Array, most: int) -> Coroutine[None]:
+    def _fetch(self, window: Window, remote: RemoteRows, out: Array, most: int) -> Coroutine[None]:
         """Ask a host for rows in requests of bounded size, ``most`` receives posted at a time."""
         for part in remote.requests():
             chunks = self._chunks(part.positions, _rows_per_chunk(len(part.rows), window.row_bytes), out)
@@ -135,7 +132,7 @@ class PackedTransport(Transport):
                 chunk = _chunk(self._pool, len(at), out)
                 yield Chunk(chunk, partial(move_rows, chunk, None, 0, out, at))
 
-    def write(self, window: "RowWindow", leaving: list[RemoteRows], values: Array) -> None:
+    def write(self, window: Window, leaving: list[RemoteRows], values: Array) -> None:
         """Write rows of remote hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
 
         A host holds its lock while it stores them, when it makes progress; they are there when the call returns.
@@ -154,7 +151,7 @@ class PackedTransport(Transport):
         self.hosts.finish(what, stores, TRANSFER)
 
     def _store(
-        self, window: "RowWindow", rank: int, rows: I64, positions: I64, values: Array, cuts: Sequence[slice]
+        self, window: Window, rank: int, rows: I64, positions: I64, values: Array, cuts: Sequence[slice]
     ) -> Coroutine[None]:
         """Have a host store rows, one chunk after the other."""
         for cut in cuts:
@@ -204,8 +201,7 @@ class PackedTransport(Transport):
         if rows is None:
             yield self.hosts.reply(request)
             return
-        number, host = int(request.words[0]), self.world.host_index
-        mutex = self._windows[number].service.mutex
+        number, host, mutex = int(request.words[0]), self.world.host_index, self._mutex
         ticket = mutex.draw(host)
         while mutex.ahead(host, ticket):
             yield NOT_YET
@@ -236,6 +232,6 @@ class PackedTransport(Transport):
         return rows, words[_HEADER + id_words :].view(np.uint8)[:nbytes]
 
 
-def _check_answered(here: bool, rank: int, window: "RowWindow") -> None:
+def _check_answered(here: bool, rank: int, window: Window) -> None:
     if not here:
         raise ClosedError(f"rank {rank} does not hold these rows of window {window.number}: it was closed")

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
@@ -20,11 +20,8 @@ from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.messages import answered, received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import RemoteRows, Transport, nothing
+from mpigraph.rows.transport import RemoteRows, Transport, Window, nothing
 from mpigraph.trace import clock
-
-if TYPE_CHECKING:
-    from mpigraph.rows.window import RowWindow
 
 # mpi4py takes displacements as a sequence of Python's integers: 0.9 ms for 15,000 rows, where MPI itself takes 0.2 ms.
 # So MPI is called as mpi4py's module is linked with it; a handle is an int or a pointer.
@@ -34,7 +31,7 @@ _create_hindexed.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, _Ha
 
 
 @contextmanager
-def _listing(window: "RowWindow", rows: I64) -> Iterator[MPI.Datatype]:
+def _listing(window: Window, rows: I64) -> Iterator[MPI.Datatype]:
     """Make a datatype that lists rows in their order, freed after the ``with`` block; MPI may still use it."""
     starts, lengths = find_runs(rows)
     starts *= window.row_bytes
@@ -58,7 +55,7 @@ class _Get:
 
     _begun: ClassVar[set["_Get"]] = set()
 
-    def __init__(self, window: "RowWindow", remote: RemoteRows, out: Array, pool: RowPool) -> None:
+    def __init__(self, window: Window, remote: RemoteRows, out: Array, pool: RowPool) -> None:
         self._win = window.win
         self._remote = remote
         self._out = out
@@ -103,13 +100,13 @@ class RmaTransport(Transport):
         self._wake = wake
         self._pool = pool
 
-    def read(self, window: "RowWindow", remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: Window, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
         for step in zip_longest(*(rows.requests() for rows in remote)):  # one request to each host at a time
             self._read(window, [one for one in step if one is not None], out, meanwhile)
             meanwhile = nothing
 
-    def _read(self, window: "RowWindow", requests: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def _read(self, window: Window, requests: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         self._wake([rows.rank for rows in requests])
         what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
         gets: list[_Get] = []

@@ -42,7 +42,7 @@ class RowService:
         self.written: set[int] = set()
         self.hosts = Hosts(world)
         self.pool = RowPool(kept=POOLED)
-        self.packed = PackedTransport(self.hosts, self.pool)
+        self.packed = PackedTransport(self.hosts, self.pool, self.mutex)
         self.transports: list[Transport] = []
         self._windows = 0
         if not world.all_local:

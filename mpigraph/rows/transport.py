@@ -7,7 +7,7 @@ for the meantime.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -20,9 +20,6 @@ from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.segments import RowPool
-
-if TYPE_CHECKING:
-    from mpigraph.rows.window import RowWindow
 
 # One lock per host for the writers of its rows, in the order in which they ask: ranks of its node, and the host itself
 # for those of other nodes.
@@ -120,6 +117,18 @@ MAX_ROWS = 1 << 20  # of one request: bounds its memory
 _SPARSE = 64  # rows of the host for each requested row, above which a table of them is slower than sorting
 
 
+class Window(Protocol):
+    """The part of a window (:class:`.RowWindow`) that transports use; the attributes are described there."""
+
+    number: int
+    win: MPI.Win
+    begin: int
+    row: MPI.Datatype
+    row_bytes: int
+    words: Array | None
+    like: Array
+
+
 @dataclass(frozen=True)
 class RemoteRows:
     """Rows of one remote host to be read or written.
@@ -190,7 +199,7 @@ class Transport:
         """Begin in a job of several nodes."""
         self.world = world
 
-    def read(self, window: "RowWindow", remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: Window, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.
 
         An error of ``meanwhile`` is raised once MPI does not write to memory any more.

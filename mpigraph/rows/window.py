@@ -11,7 +11,7 @@ meanwhile, and their hosts write them.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,15 @@ from mpigraph.rows.segments import Block, RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, Transport
 
-if TYPE_CHECKING:
-    from mpigraph.rows.row_tensor import RowTensor
-
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
+
+
+class Writable(Protocol):
+    """A tensor (:class:`.RowTensor`) as its window sees it."""
+
+    @property
+    def written(self) -> bool:
+        """True if this rank has written rows that others do not know of yet."""
 
 
 class RowWindow:
@@ -82,7 +87,7 @@ class RowWindow:
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self.tensors: dict[int, RowTensor] = {}
+        self.tensors: dict[int, Writable] = {}
         self.version = 0
         self._gate = Gate(f"{name} was closed")
         self._name = name

@@ -354,7 +354,8 @@ class Minibatches:
         graph = sampling.store.graph_of_number[1]
         world = world_of_many(0, ranks, PointToPoint(self._traffic, self._rows_of, head=False))
         pool = RowPool()
-        way = PackedTransport(Hosts(world), pool)
+        nothing: Any = None
+        way = PackedTransport(Hosts(world), pool, nothing)
         service: Any = SimpleNamespace(
             world=world,
             segments=_Segments(),
