@@ -325,7 +325,7 @@ class SparseOptimizer(Optimizer):
         mean = self.settings["reduction"] == "mean"
         gradients = collect(at, places.count, pushed.own, pushed.arrived, pushed.sources, mean)
         distinct = places.ids
-        offsets = emb.weight.rows.window.offsets
+        offsets = emb.weight.rows.offsets
         for host, which in split_by_range(distinct, offsets):
             self._update_host(emb, host, gradients, which, distinct[which] - offsets[host])
 

@@ -463,6 +463,6 @@ def test_the_steady_state_keeps_nothing() -> None:
         finally:
             recording.stop()
     assert thread in process.threads()
-    assert cells == [len(sheet.stages) + len(sheet.counts) for _, sheet in process._sheets.values()]
+    assert cells == [len(sheet.stages) + len(sheet.counts) for sheet in process.all()]
     assert totals.snapshot().counts["remote_rows"] == 20_200
     assert [len(track.details) for track in recording.tracks if track.lost] == [1000]

@@ -159,7 +159,7 @@ class Save:
         return old
 
     def _describe(self, tensor: DistTensor) -> TensorRows:
-        owners = RowOwners(self._session.world, tensor.rows.window.offsets)
+        owners = RowOwners(self._session.world, tensor.rows.offsets)
         ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
         of, identity = tensor.part_policy.policy_str, tensor.graph_identity
         return TensorRows(tensor.name, tensor.rows.stored, list(tensor.shape), of, identity, ranges)
@@ -168,7 +168,7 @@ class Save:
         """Yield the datasets of this trainer; ``lent`` numbers the tensors that a view of any trainer may write."""
         for number, tensor in enumerate(leaves.rows):
             tensor.rows.window.sync()
-            for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
+            for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.offsets).ranges()):
                 rows = tensor.rows.segment(owned.host)[owned.rows]
                 if self._copies is not None and number in lent:
                     rows = _copied(rows, self._copies)

@@ -155,7 +155,7 @@ def reverse_edges(g: DistGraph, reverse_etypes: ByEdgeType[EdgeType]) -> dict[Re
 
 def _look_up_reverse(g: DistGraph, relation: Relation, back: Relation) -> DistTensor:
     table = DistTensor((g.num_edges(relation),), torch.int64, part_policy=g.get_edge_partition_policy(relation))
-    owners = RowOwners(g.session.world, table.rows.window.offsets)
+    owners = RowOwners(g.session.world, table.rows.offsets)
     ranges = [(owned.first, owned.last) for owned in owners.ranges()]
     before = [_parallel_before(g, relation, first) for first, _ in ranges]
     eids = np.concatenate([np.empty(0, np.int64), *before, *(np.arange(*piece) for piece in ranges)])

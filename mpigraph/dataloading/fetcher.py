@@ -5,18 +5,20 @@ All loaders gather features in :meth:`FeatureFetcher.fetch`. The caches have the
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.dataloading.sampler import Needs
 from mpigraph.dataloading.seeds import TypedIds
 from mpigraph.distgraph.features import Kind, Spaces
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, id_array
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs import block
 from mpigraph.graphs.fields import by_first_appearance
@@ -24,7 +26,6 @@ from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes, in_units
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import RowCache, remote_rows
-from mpigraph.rows.row_tensor import JointTensor
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.trace import count, span
@@ -63,61 +64,64 @@ class Stages(Generic[Sample]):
     placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
 
 
-class ReadTogether(Generic[Kind]):
-    """Features whose rows are read at once: a single one, or one of several types that have a joint tensor.
+class WindowFeatures(Generic[Kind]):
+    """The features of one window: their rows are read at once.
 
     Attributes:
-        tensor: has the rows.
-        features: type and name of each.
+        rows: one of the tensors: it has the window, and how rows are stored there.
         alike: equal for features whose rows have the same numbers.
         reader: reads the rows through a cache; None without one.
     """
 
-    def __init__(self, tensor: DistTensor, features: Mapping[tuple[Kind, str], DistTensor]) -> None:
-        """Read ``features`` from ``tensor``, which is the only one, or the joint tensor of all."""
-        self.tensor = tensor
-        self.features: list[tuple[Kind, str]] = list(features)
+    def __init__(self, features: Mapping[tuple[Kind, str], DistTensor]) -> None:
+        """Read ``features``, by type and name; one that has several names once."""
+        once: dict[int, tuple[Kind, DistTensor]] = {of.rows.number: (kind, of) for (kind, _), of in features.items()}
+        self._kinds: list[Kind] = [kind for kind, _ in once.values()]
+        self._tensors = [tensor for _, tensor in once.values()]
+        self.rows = self._tensors[0].rows
+        self._tables = np.array([tensor.rows.table for tensor in self._tensors])
+        self._sizes = np.array([len(tensor) for tensor in self._tensors])
+        self.alike: tuple[object, ...] = tuple(self._kinds), self._tables.tobytes(), self.rows.window.tables.tobytes()
         self.reader: CachedRows | None = None
-        self._members = list(features.values())
-        self._joint = tensor.rows if isinstance(tensor.rows, JointTensor) else None
-        self.alike: tuple[object, ...] = tuple(kind for kind, _ in features)
-        if self._joint is not None:
-            place_of = {id(rows): place for place, rows in enumerate(self._joint.members)}
-            self._places = np.array([place_of[id(member.rows)] for member in self._members])
-            self.alike = self.alike, self._places.tobytes(), self._joint.layout
+        places = {number: place for place, number in enumerate(once)}
+        self._features: list[tuple[Kind, str, torch.dtype, int]] = [
+            (kind, name, of.dtype, places[of.rows.number]) for (kind, name), of in features.items()
+        ]
 
-    def rows(self, ids: Callable[[Kind], torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
-        """Return the rows of ``tensor`` that are the rows ``ids(type)`` of each feature, and how many are of each.
+    def numbers(self, ids: Callable[[Kind], torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """Return the numbers of the rows ``ids(type)`` of each tensor, and how many are of each.
 
         Raises:
-            OutOfRangeError: a row of one of several features does not exist.
-            ClosedError: one of several features was closed.
+            OutOfRangeError: a row does not exist.
+            ClosedError: a tensor was closed.
         """
-        of_kinds = [ids(kind) for kind, _ in self.features]
+        of_kinds = [ids(kind) for kind in self._kinds]
         counts = list(map(len, of_kinds))
-        if self._joint is None:
-            return of_kinds[0], counts
-        for member, number in zip(self._members, counts, strict=True):
-            if number and member.handle.closed:
-                member.rows  # noqa: B018 - raises
-        numbers = self._joint.numbers(self._places, np.array(counts), torch.cat(of_kinds).numpy())
+        for tensor, asked in zip(self._tensors, counts, strict=True):
+            if asked and tensor.handle.closed:
+                tensor.rows  # noqa: B018 - raises
+        index = id_array(of_kinds[0] if len(of_kinds) == 1 else torch.cat(of_kinds), "ids of rows")
+        if len(counts) == 1 or ((index < 0) | (index >= np.repeat(self._sizes, counts))).any():
+            for tensor, own in zip(self._tensors, np.split(index, np.cumsum(counts)[:-1]), strict=True):
+                tensor.rows.check(own)
+        numbers = self.rows.window.numbers(self._tables, index, np.array(counts))
         return torch.from_numpy(numbers), counts
 
+    def receive(self, count: int, pin_memory: bool, read: Callable[[Array], object]) -> torch.Tensor:
+        """Return ``count`` rows, which ``read`` puts into memory."""
+        return self._tensors[0].received(count, pin_memory, read)
 
-def _together(tensors: Mapping[tuple[Kind, str], DistTensor]) -> list[ReadTogether[Kind]]:
-    """Return features by what is read at once: those of a joint tensor, if they are at least half of it."""
-    of_joint: dict[int, dict[tuple[Kind, str], DistTensor]] = {}
-    for key, tensor in tensors.items():
-        joint = tensor.rows.joint
-        of_joint.setdefault(tensor.rows.number if joint is None else joint.number, {})[key] = tensor
-    together: list[ReadTogether[Kind]] = []
-    for features in of_joint.values():
-        whole = next(iter(features.values())).joint
-        if whole is not None and len(features) > 1 and 2 * sum(map(len, features.values())) >= len(whole):
-            together.append(ReadTogether(whole, features))
-        else:
-            together += [ReadTogether(tensor, {key: tensor}) for key, tensor in features.items()]
-    return together
+    def hand_out(
+        self, rows: torch.Tensor, counts: list[int], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
+    ) -> None:
+        """Put the rows of each feature into ``data(type)``."""
+        given = set[int]()
+        of_tensors = torch.split(rows, counts)
+        for kind, name, dtype, place in self._features:
+            own = of_tensors[place]
+            as_is = dtype == own.dtype and place not in given
+            given.add(place)
+            data(kind)[name] = own if as_is else own.to(dtype, copy=True)
 
 
 class FeatureFetcher(Generic[Kind]):
@@ -127,7 +131,7 @@ class FeatureFetcher(Generic[Kind]):
 
     Attributes:
         tensors: the features.
-        together: the same by what is read at once.
+        together: the same by window.
         upcoming: rows that sampled minibatches will read through caches, by what has the same numbers of rows: features
             with the same ones share one.
         counted: count remote rows that are read without a cache, as for the inputs of minibatches.
@@ -139,7 +143,10 @@ class FeatureFetcher(Generic[Kind]):
         ``repeated``: minibatches repeat ids, as those of disjoint trees do, so read each row once.
         """
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
-        self.together: list[ReadTogether[Kind]] = _together(self.tensors)
+        by_window: dict[int, dict[tuple[Kind, str], DistTensor]] = {}
+        for key, tensor in self.tensors.items():
+            by_window.setdefault(tensor.rows.window.number, {})[key] = tensor
+        self.together: list[WindowFeatures[Kind]] = [WindowFeatures(features) for features in by_window.values()]
         self.upcoming: dict[tuple[object, ...], UpcomingReads] = {}
         self.counted = False
         self._pin_memory = pin_memory
@@ -150,12 +157,9 @@ class FeatureFetcher(Generic[Kind]):
 
         Raises OutOfRangeError if a row does not exist.
         """
-        for upcoming in self.upcoming.values():
-            of_reads = [of for of in self.together if of.reader is not None and of.reader.upcoming is upcoming]
-            rows = of_reads[0].tensor.rows
-            index = to_rows(self._once(of_reads[0].rows(ids)[0])[0], rows.shape[0], rows.name)
-            rows.check(index)
-            read, fresh = upcoming.announce(batch, index)
+        for alike, upcoming in self.upcoming.items():
+            of_reads = [of for of in self.together if of.alike == alike]
+            read, fresh = upcoming.announce(batch, self._once(of_reads[0].numbers(ids)[0])[0].numpy())
             for of in of_reads:
                 if of.reader is not None:
                     of.reader.announce(read, fresh)
@@ -175,16 +179,15 @@ class FeatureFetcher(Generic[Kind]):
         known: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor | None, list[int]]] = {}
         for of in self.together:
             if of.alike not in known:
-                numbers: tuple[torch.Tensor, list[int]] = of.rows(ids)
-                known[of.alike] = (*self._once(numbers[0]), numbers[1])
+                asked: tuple[torch.Tensor, list[int]] = of.numbers(ids)
+                known[of.alike] = (*self._once(asked[0]), asked[1])
             chosen, places, counts = known[of.alike]
             if of.reader is None:
-                rows = self._gather(of.tensor, chosen)
+                rows = self._gather(of, chosen.numpy())
             else:
-                rows = of.tensor.read_announced(of.reader.upcoming.reads[0], of.reader, self._pin_memory)
-            rows = rows if places is None else self._repeat(rows, places)
-            for (kind, name), of_feature in zip(of.features, torch.split(rows, counts), strict=True):
-                data(kind)[name] = of_feature
+                read = of.reader.upcoming.reads[0]
+                rows = of.receive(len(read.ids), self._pin_memory, partial(of.reader.read, read))
+            of.hand_out(rows if places is None else self._repeat(rows, places), counts, data)
         for upcoming in self.upcoming.values():
             upcoming.done()
 
@@ -198,13 +201,12 @@ class FeatureFetcher(Generic[Kind]):
         )
         return torch.index_select(rows, 0, places, out=out)
 
-    def _gather(self, tensor: DistTensor, ids: torch.Tensor) -> torch.Tensor:
+    def _gather(self, of: WindowFeatures[Kind], numbers: I64) -> torch.Tensor:
+        window = of.rows.window
         with span("fetch"):
-            rows = tensor.gather(ids, pin_memory=self._pin_memory)
-        window = tensor.rows.window
+            rows = of.receive(len(numbers), self._pin_memory, partial(of.rows.read, numbers))
         if self.counted and not window.world.all_local:
-            index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
-            remote = int(np.count_nonzero(~window.world.is_local[window.host_of(index)]))
+            remote = int(np.count_nonzero(~window.world.is_local[window.host_of(numbers)]))
             count("remote_rows", remote)
             count("fetched_rows", remote)
             count("fetched_bytes", remote * window.row_bytes)
@@ -273,30 +275,28 @@ def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[Feat
     """Open the caches of a loader, through which its fetchers read from now on.
 
     Returns:
-        The caches, one for what is read at once.
+        The caches, one for each window of a fetcher: no other reader uses it.
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
     """
-    tensors = {of.tensor.rows.number: of.tensor for fetcher in fetchers for of in fetcher.together}
-    groups = [(sorted(tensors), options.total)]
-    caches: dict[int, RowCache] = session.control.call(
-        Operation.OPEN_CACHES, doing="making caches", groups=groups, ahead=options.lookahead
+    reads = [(fetcher, of) for fetcher in fetchers for of in fetcher.together]
+    numbers = [of.rows.number for _, of in reads]
+    caches: list[RowCache] = session.control.call(
+        Operation.OPEN_CACHES, doing="making caches", groups=[(numbers, options.total)], ahead=options.lookahead
     )
-    for fetcher in fetchers:
-        for of in fetcher.together:
-            rows = of.tensor.rows
-            upcoming = fetcher.upcoming.setdefault(of.alike, UpcomingReads(rows.window))
-            of.reader = CachedRows(rows, caches[rows.number], upcoming, session.pool)
-    for cache in caches.values():
+    for (fetcher, of), cache in zip(reads, caches, strict=True):
+        rows = of.rows
+        upcoming = fetcher.upcoming.setdefault(of.alike, UpcomingReads(rows.window))
+        of.reader = CachedRows(rows, cache, upcoming)
         slots = cache.per_trainer * session.world.num_local_trainers
-        remote = remote_rows(cache.rows)
+        remote = remote_rows(rows.window)
         get_logger().info(
             "cache of rows of %r on this node: up to %s, %d of %d rows of other nodes; %d minibatches ahead",
-            cache.rows.name,
-            in_units(slots * cache.rows.window.row_bytes),
+            rows.name,
+            in_units(slots * rows.window.row_bytes),
             min(slots, remote),
             remote,
             options.lookahead,
         )
-    return list(caches.values())
+    return caches

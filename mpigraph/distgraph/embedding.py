@@ -118,7 +118,7 @@ class DistEmbedding:
     def owners(self) -> RowOwners:
         """The trainer that updates each row."""
         rows = self.weight.rows
-        return RowOwners(rows.window.world, rows.window.offsets)
+        return RowOwners(rows.window.world, rows.offsets)
 
     def __call__(self, idx: Any, device: torch.device | str = "cpu") -> torch.Tensor:
         """Read rows in the order of ``idx``. One-sided.

@@ -111,7 +111,7 @@ def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
     handle = Handle(session, graph, rows, owned=True)
     if fill is not None:
         with session.world.together(f"init_func of tensor {rows.name!r}"):
-            fill(rows, RowOwners(session.world, rows.window.offsets))
+            fill(rows, RowOwners(session.world, rows.offsets))
         session.control.call(Operation.BARRIER)
     if key is not None:
         handle.key = key

@@ -1,14 +1,14 @@
 """DistTensor: a tensor whose rows live on the hosts, one row for each node of a type or edge of a relation."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.new_tensor import Fill, Handle, InitFunc, TensorRequest, by_range, create, held
@@ -29,7 +29,6 @@ from mpigraph.mpi.world import World
 from mpigraph.partition.exchange import even_bounds, owners_of
 from mpigraph.partition.output_folder import new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.rows.lookahead import CachedRows, Read
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import Session
@@ -139,14 +138,6 @@ class DistTensor:
         if self.handle.closed or self.handle.session.world.closed:
             raise ClosedError(f"tensor {self.handle.rows.name!r} was closed")
         return self.handle.rows
-
-    @property
-    def joint(self) -> "DistTensor | None":
-        """The rows of all features that lie in one window with these (:class:`.JointTensor`), if there are others."""
-        joint = self.rows.joint
-        if joint is None:
-            return None
-        return DistTensor.of_rows(self.handle.session, self.handle.graph, joint, self._upcast)
 
     @property
     def graph_name(self) -> str:
@@ -283,16 +274,16 @@ class DistTensor:
         received = received.to(target, non_blocking=non_blocking).to(self.dtype)
         return received if out is None else out.copy_(received)
 
-    def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
-        """Read rows that were announced to a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
+    def received(self, count: int, pin_memory: bool, read: Callable[[Array], object]) -> torch.Tensor:
+        """Return ``count`` rows of the window, which ``read`` puts into memory; otherwise as :meth:`gather`."""
         session = self.handle.session
         session.check_thread(remote=not session.world.all_local)
-        rows = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
-        reader.read(read, to_storage(rows, self._dtype))
+        rows = self._memory(count, self._dtype, accelerator_here() if pin_memory else None)
+        read(to_storage(rows, self._dtype))
         return rows
 
     def _memory(self, count: int, dtype: str, pinned: Accelerator | None) -> torch.Tensor:
-        shape = (count, *self.rows.shape[1:])
+        shape = (count, *self.shape[1:])
         if pinned is not None:
             return pinned.pinned(shape, getattr(torch, dtype))
         return to_torch(self.handle.session.pool.empty(shape, storage_dtype(dtype)), dtype)
@@ -425,7 +416,7 @@ class DistTensor:
 
     def owned(self) -> list[OwnedRange]:
         """Return the ranges of rows that this trainer writes."""
-        return RowOwners(self.handle.session.world, self.rows.window.offsets).ranges()
+        return RowOwners(self.handle.session.world, self.rows.offsets).ranges()
 
     @collective("trainers")
     def close(self) -> None:
@@ -457,7 +448,7 @@ def _check_out(
 
 def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
     """Return the host of this node that has all rows of a part next to each other, and its rows that they are."""
-    offsets = rows.window.offsets
+    offsets = rows.offsets
     for host in np.flatnonzero(world.is_local).tolist():
         begin, end = offsets[host : host + 2].tolist()
         if begin <= first <= last <= end:
@@ -486,7 +477,7 @@ def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Itera
     writes the rows of one block at a time.
     """
     doing = f"putting the rows of tensor {rows.name!r} into their original order"
-    owned = RowOwners(session.world, rows.window.offsets).ranges()
+    owned = RowOwners(session.world, rows.offsets).ranges()
     bounds = even_bounds(rows.shape[0], session.num_trainers)
     with session.world.together(doing), PartFiles(config) as files:
         ids = np.concatenate([np.arange(part.first, part.last) for part in owned] or [np.empty(0, np.int64)])

@@ -380,7 +380,7 @@ def _own_rows(h: torch.Tensor, n: int) -> torch.Tensor:
 
 def _write(out: DistTensor, batch: _Batch, values: Array) -> None:
     """Write the rows of a batch to the local hosts that hold them; no other trainer writes them: no lock."""
-    offsets = out.rows.window.offsets
+    offsets = out.rows.offsets
     first = batch.first
     while first < batch.last:
         host = int(np.searchsorted(offsets, first, "right")) - 1

@@ -237,7 +237,7 @@ class HaloReader:
         if cache is not None and local_too and _in_place(tensor):
             self._table = torch.from_numpy(cache.table)
         elif cache is None and _is_one_table(tensor):
-            self._table = torch.from_numpy(tensor.rows.window.memory(0))
+            self._table = torch.from_numpy(tensor.rows.memory(0))
 
     @property
     def holds_all(self) -> bool:
@@ -334,7 +334,7 @@ def open_readers(
     node's shared memory cannot hold them.
     """
     world = g.session.world
-    caches: dict[int, RowCache] = {}
+    caches: list[RowCache] = []
     share_of = {t: shares[g.schema.ntype_id(t)] for t in tensors}
     different = {x.rows.number: t for t, x in tensors.items()}
     remote = {t: world.allreduce_minmax(len(share_of[t]), True) for t in different.values()}
@@ -363,8 +363,9 @@ def open_readers(
         caches = g.session.control.call(
             Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=0, local_too=all_fit
         )
+    cache_of = {numbers[0]: cache for (numbers, _), cache in zip(groups, caches, strict=True)}
     return {
-        t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], all_fit and _in_place(x))
+        t: HaloReader(g, x, cache_of.get(x.rows.number), share_of[t], all_fit and _in_place(x))
         for t, x in tensors.items()
     }
 

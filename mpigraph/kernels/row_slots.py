@@ -218,7 +218,7 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, tags: I64, own: Sl
 def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Slots) -> None:
     """Note that a minibatch has read ``rows`` from ``slots``; the ring has their next reads from ``begin`` on.
 
-    Features that are one tensor have one cache, and each of them calls this: the next reads that the first tells stay.
+    A slot may still be on the list of a minibatch whose read failed: it stays on that one.
     """
     first, count, mask = own.first[0], len(own.next_use), len(ring_next) - 1
     at = batch & (len(own.lists) - 1)

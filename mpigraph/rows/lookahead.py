@@ -21,7 +21,6 @@ from mpigraph.kernels.row_slots import NEVER, add_reads, split_local
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import RowWindow
 from mpigraph.trace import count, span
 
@@ -31,11 +30,11 @@ _MOST_TOGETHER = 16  # minibatches in one fetch
 
 @dataclass(frozen=True)
 class Read:
-    """The rows that one minibatch reads of a node type or relation.
+    """The rows that one minibatch reads of a node type, of a relation or of several.
 
     Attributes:
         batch: its number.
-        ids: int64[n], all rows.
+        ids: int64[n], the numbers of all rows in the window.
         local: int64[m], positions in ``ids`` of the rows of this node.
         remote: int64[k], positions of the others.
         rows: int64[k], the ids at ``remote``.
@@ -51,7 +50,7 @@ class Read:
 
 
 class UpcomingReads:
-    """The reads of sampled minibatches from a node type or relation, in order.
+    """The reads of sampled minibatches from windows whose rows have the same numbers, in order.
 
     The minibatch that reads each row next is known after :meth:`link`: a cache with memory for all rows needs it not.
 
@@ -73,24 +72,18 @@ class UpcomingReads:
         self._numbers: LocalIds | None = None  # of rows, once they are linked: small, the same for the same row
         self._last: Array = np.full(1 << 10, -1, np.int64)  # reads, by number
         self._end = 0
-        self._positions: I64 = np.empty(0, np.int64)
 
     def announce(self, batch: int, ids: I64) -> tuple[Read, Mask | None]:
-        """Note that minibatch ``batch`` will read ``ids``.
+        """Note that minibatch ``batch`` will read the rows with the numbers ``ids`` (int64[n]).
 
         Returns:
             The read; and bool[k], the remote rows that no earlier pending read has, or None if reads are not linked.
         """
-        if len(self._begins):
-            local = np.empty(len(ids) + 1, np.int64)
-            remote = np.empty(len(ids) + 1, np.int64)
-            count = split_local(ids, self._begins, self._ends, local, remote)
-            remote = remote[: len(ids) - count]
-            read = Read(batch, ids, local[:count], remote, ids[remote], self._end)
-        else:  # in memory that all reads share
-            if len(ids) > len(self._positions):
-                self._positions = np.arange(2 * len(ids))
-            read = Read(batch, ids, self._positions[:0], self._positions[: len(ids)], ids, self._end)
+        local = np.empty(len(ids) + 1, np.int64)
+        remote = np.empty(len(ids) + 1, np.int64)
+        count = split_local(ids, self._begins, self._ends, local, remote)
+        remote = remote[: len(ids) - count]
+        read = Read(batch, ids, local[:count], remote, ids[remote], self._end)
         fresh = None if self._numbers is None else self._link(read, self._numbers)
         self._end += len(read.rows)
         self.reads.append(read)
@@ -152,7 +145,7 @@ class _Fetched:
     """Rows that were fetched for several minibatches together.
 
     Attributes:
-        version: of the tensor.
+        version: of the window.
         places: by minibatch the place of each of its rows, or -1.
         words: [n, words], the rows by place.
     """
@@ -163,22 +156,21 @@ class _Fetched:
 
 
 class CachedRows:
-    """Reads rows of one tensor for announced minibatches, through a cache.
+    """Reads rows of one window for announced minibatches, through a cache.
 
     One-sided: :meth:`read`.
 
     Attributes:
-        rows: the tensor.
-        cache: the cache.
+        rows: a tensor of the window.
+        cache: the cache, which has no other reader.
         upcoming: the announced reads.
     """
 
-    def __init__(self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads, pool: RowPool) -> None:
-        """Begin with an empty cache; ``pool`` has the memory for rows that are fetched late."""
+    def __init__(self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads) -> None:
+        """Begin with an empty cache."""
         self.rows = rows
         self.cache = cache
         self.upcoming = upcoming
-        self._pool = pool
         self._fetches = RowPool(1, one_size=True)
         self._fetched: _Fetched | None = None
         self._listed = LocalIds(len(rows.window))
@@ -198,7 +190,7 @@ class CachedRows:
     def read(self, read: Read, out: Array) -> None:
         """Fill ``out`` ([n, *row_shape], as stored or wider) with the rows of the oldest announced read.
 
-        Raises ClosedError if the tensor was closed.
+        Raises ClosedError if the window was closed.
         """
         with self.rows.staging_buffer(out) as stored:
             self._read(read, stored)
@@ -214,7 +206,7 @@ class CachedRows:
                 window.gather(read.ids, out)
             self._count(len(read.rows), 0, len(read.rows))
             return
-        version = self.rows.version
+        version = window.version
         slots, seen = self.cache.find(read.rows)
         fetched = self._fetched
         if fetched is None or fetched.version != version or read.batch not in fetched.places:
@@ -240,7 +232,7 @@ class CachedRows:
     def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
         """Keep rows that had no slot: all while slots are free, then those that are worth it."""
         cache, upcoming = self.cache, self.upcoming
-        if not self._chooses and not cache.has_free(absent):
+        if not self._chooses and cache.used + absent > cache.per_trainer:
             self._chooses = True
             upcoming.link()
             for other in upcoming.reads:
@@ -254,7 +246,7 @@ class CachedRows:
         Args:
             read: the oldest announced read, whose local rows are loaded meanwhile.
             slots: of its rows.
-            version: of the tensor.
+            version: of the window.
             words: of its rows.
         """
         window, listed = self.rows.window, self._listed
@@ -276,9 +268,8 @@ class CachedRows:
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
         """Fetch rows that have lost their slots meanwhile."""
-        rows, at = np.unique(read.rows[which], return_inverse=True)
-        places, fetched = self.rows.window.fetch(rows, self._pool, nothing)
-        move_rows(fetched, places[at], 0, words.view(fetched.dtype), read.remote[which])
+        rows = as_words(self.rows.window.gather(read.rows[which]))
+        move_rows(rows, None, 0, words.view(rows.dtype), read.remote[which])
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
         count("remote_rows", asked)

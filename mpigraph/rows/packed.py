@@ -25,11 +25,11 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import first_alike, move_rows
+from mpigraph.kernels.row_ops import move_rows
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, finish
 from mpigraph.mpi.hosts import Chunk, Hosts, Kind, Request, as_bytes, complete
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal
+from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, Window, last_of_equal
 
 # bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less
 # than 3 MB over TCP in copied fragments of 64 kB, which costs both sides half as much again
@@ -37,10 +37,10 @@ CHUNK = 4 << 20
 _HEADER = 3  # words: window, rows, bytes of an id
 _OF_ONE = 3  # chunks in flight of one reply
 _OF_ALL = 24  # and of all replies together
+POOLED = 4 * _OF_ONE  # chunks that are kept for the next replies
 _ROUSED = 0.5  # seconds for which a host that was roused surely looks often (PATIENCE of mpi/wait.py)
 _ID_TYPES: dict[int, npt.DTypeLike] = {4: np.uint32, 8: np.int64}
 _STORED = np.ones(1, np.uint8)
-_SPARSE = 64  # rows of the host for each requested row, above which a table of them is slower than sorting
 
 
 def _rows_per_chunk(count: int, row_bytes: int) -> int:
@@ -77,42 +77,33 @@ def _num_words(nbytes: int) -> int:
     return -(-nbytes // 8)
 
 
-def _first_alike(remote: RemoteRows, pool: RowPool) -> tuple[I64, int]:
-    """Return for each row the index of the first equal one (int64[n]), and the number of repeats."""
-    count = len(remote.rows)
-    if remote.held > _SPARSE * count:
-        _, first, which = np.unique(remote.rows, return_index=True, return_inverse=True)
-        return first[which], count - len(first)
-    indices = np.empty(count, np.int64)
-    return indices, first_alike(remote.rows, pool.empty((remote.held,), np.int32), indices)
-
-
 class PackedTransport(Transport):
     """Reads and writes remote rows by asking their hosts, and answers for this rank's rows."""
 
     name = "packed"
     how = "packed by their host"
 
-    def __init__(self, hosts: Hosts) -> None:
+    def __init__(self, hosts: Hosts, pool: RowPool, mutex: HostMutex) -> None:
         super().__init__(hosts.world)
         self.hosts = hosts
-        self._pool = RowPool(kept=4 * _OF_ONE)
-        self._windows: dict[int, WindowHandle] = {}
+        self._mutex = mutex
+        self._pool = pool
+        self._windows: dict[int, Window] = {}
         self._roused: dict[int, float] = {}  # by rank, when it was told last
         hosts.handlers |= {Kind.READ: self._send_rows, Kind.WRITE: self._store_rows}
 
-    def register(self, window: WindowHandle) -> None:
+    def register(self, window: Window) -> None:
         """Answer for a window from now on, if this rank holds rows of it."""
         if window.words is not None:
             with self.hosts.lock:
                 self._windows[window.number] = window
 
-    def forget(self, window: WindowHandle) -> None:
+    def forget(self, window: Window) -> None:
         """Answer no more for a window, whose memory may be gone when this returns."""
         with self.hosts.lock:
             self._windows.pop(window.number, None)
 
-    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: Window, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. The hosts answer when they make progress.
 
         Raises ClosedError if a host has closed the window.
@@ -122,21 +113,13 @@ class PackedTransport(Transport):
         requests = [self._fetch(window, rows, out, most) for rows in remote]
         finish(requests, what, meanwhile=meanwhile, asked=[rows.rank for rows in remote])
 
-    def _fetch(self, window: WindowHandle, remote: RemoteRows, out: Array, most: int) -> Coroutine[None]:
+    def _fetch(self, window: Window, remote: RemoteRows, out: Array, most: int) -> Coroutine[None]:
         """Ask a host for rows in requests of bounded size, ``most`` receives posted at a time."""
         for part in remote.requests():
-            rows, places, again = part.rows, part.positions, 0
-            if not part.distinct:
-                first, again = _first_alike(part, self._pool)
-            if again:
-                is_first = first == np.arange(len(first))
-                repeats, originals = places[~is_first], places[first[~is_first]]
-                rows, places = rows[is_first], places[is_first]
-            chunks = self._chunks(places, _rows_per_chunk(len(rows), window.row_bytes), out)
-            here = yield from self.hosts.ask(part.rank, Kind.READ, _message(window.number, rows), chunks, most)
+            chunks = self._chunks(part.positions, _rows_per_chunk(len(part.rows), window.row_bytes), out)
+            message = _message(window.number, part.rows)
+            here = yield from self.hosts.ask(part.rank, Kind.READ, message, chunks, most)
             _check_answered(here, part.rank, window)
-            if again:
-                move_rows(out, originals, 0, out, repeats)
 
     def _chunks(self, places: I64, step: int, out: Array) -> Iterator[Chunk]:
         """Yield memory for the chunks of a reply: their place in ``out`` if that is one stretch, else of the pool."""
@@ -148,7 +131,7 @@ class PackedTransport(Transport):
                 chunk = _chunk(self._pool, len(at), out)
                 yield Chunk(chunk, partial(move_rows, chunk, None, 0, out, at))
 
-    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
+    def write(self, window: Window, leaving: list[RemoteRows], values: Array) -> None:
         """Write rows of remote hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
 
         A host holds its lock while it stores them, when it makes progress; they are there when the call returns.
@@ -168,7 +151,7 @@ class PackedTransport(Transport):
         finish(stores, what, asked=asked)
 
     def _store(
-        self, window: WindowHandle, rank: int, rows: I64, positions: I64, values: Array, cuts: Sequence[slice]
+        self, window: Window, rank: int, rows: I64, positions: I64, values: Array, cuts: Sequence[slice]
     ) -> Coroutine[None]:
         """Have a host store rows, one chunk after the other."""
         for cut in cuts:
@@ -204,7 +187,8 @@ class PackedTransport(Transport):
                 break
             requested = rows[begin : begin + step].astype(np.int64)
             chunk = _chunk(self._pool, len(requested), window.like)
-            window.gather(requested, chunk)
+            assert window.words is not None
+            move_rows(window.words, requested, 0, chunk, None)
             sends.append(self.hosts.reply(request, chunk))
             if begin + step < len(rows):  # one chunk a step: other replies have their turn in between
                 full = len(sends) >= _chunks_in_flight(max(1, len(self.hosts.tasks)))
@@ -217,8 +201,7 @@ class PackedTransport(Transport):
         if rows is None:
             yield self.hosts.reply(request)
             return
-        number, host = int(request.words[0]), self.world.host_index
-        mutex = self._windows[number].mutex
+        number, host, mutex = int(request.words[0]), self.world.host_index, self._mutex
         ticket = mutex.draw(host)
         while mutex.ahead(host, ticket):
             yield NOT_YET
@@ -238,17 +221,17 @@ class PackedTransport(Transport):
             return refused
         number, count, width = words[:_HEADER].tolist()
         window = self._windows.get(number)
-        if window is None or width not in _ID_TYPES or count < 1:
+        if window is None or window.words is None or width not in _ID_TYPES or count < 1:
             return refused
         id_words, nbytes = _num_words(width * count), count * window.row_bytes * writes
         if len(words) != _HEADER + id_words + _num_words(nbytes):
             return refused
         rows = words[_HEADER:].view(_ID_TYPES[width])[:count]
-        if not 0 <= int(rows.min()) <= int(rows.max()) < window.held:
+        if not 0 <= int(rows.min()) <= int(rows.max()) < len(window.words):
             return refused
         return rows, words[_HEADER + id_words :].view(np.uint8)[:nbytes]
 
 
-def _check_answered(here: bool, rank: int, window: WindowHandle) -> None:
+def _check_answered(here: bool, rank: int, window: Window) -> None:
     if not here:
         raise ClosedError(f"rank {rank} does not hold these rows of window {window.number}: it was closed")

@@ -2,27 +2,26 @@
 
 The host runs no code. This is fast where the fabric reads memory by itself; over TCP the host's MPI library walks the
 list row by row, and ``rows/packed.py`` is faster. Rows arrive in the order in which they were asked for, so nothing is
-sorted; distinct rows whose places lie side by side arrive there.
+sorted; those whose places lie side by side arrive there.
 """
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.arrays import I32, I64, Array
-from mpigraph.kernels.compact import LocalIds
+from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import find_runs, move_rows
 from mpigraph.mpi.coroutine import answered
 from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.wait import no_way_back
 from mpigraph.mpi.world import World
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, nothing, split_requests
+from mpigraph.rows.transport import RemoteRows, Transport, Window, nothing
 from mpigraph.trace import clock
 
 # mpi4py takes displacements as a sequence of Python's integers: 0.9 ms for 15,000 rows, where MPI itself takes 0.2 ms.
@@ -33,7 +32,7 @@ _create_hindexed.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, _Ha
 
 
 @contextmanager
-def _listing(window: WindowHandle, rows: I64) -> Iterator[MPI.Datatype]:
+def _listing(window: Window, rows: I64) -> Iterator[MPI.Datatype]:
     """Make a datatype that lists rows in their order, freed after the ``with`` block; MPI may still use it."""
     starts, lengths = find_runs(rows)
     starts *= window.row_bytes
@@ -57,31 +56,30 @@ class _Get:
 
     _begun: ClassVar[set["_Get"]] = set()
 
-    def __init__(self, window: WindowHandle, remote: RemoteRows, out: Array, pool: RowPool) -> None:
+    def __init__(self, window: Window, remote: RemoteRows, out: Array, pool: RowPool) -> None:
         self._win = window.win
-        self.remote = remote
+        self._remote = remote
         self._out = out
         rows, places = remote.rows, remote.positions
-        self._order: I32 | None = None
-        if not remote.distinct:
-            listed = LocalIds(remote.held)
-            self._order = listed.insert(rows)
-            rows = listed.ids
         first, last = int(places[0]), int(places[-1])  # places ascend
-        self._in_place = remote.distinct and last - first == len(places) - 1
+        self._in_place = last - first == len(places) - 1
         self._arrived = out[first : last + 1] if self._in_place else pool.empty((len(rows), *out.shape[1:]), out.dtype)
         with _listing(window, rows) as listing:
             self._begun.add(self)
             origin = [self._arrived.reshape(-1).view(np.uint8), len(rows), window.row]
             self._win.Get(origin, remote.rank, target=[window.begin, 1, listing])
 
-    def finish(self) -> int:
-        """Wait, put the rows into their places, and return their bytes."""
-        self._win.Flush(self.remote.rank)
+    def finish(self) -> None:
+        """Wait, and put the rows into their places."""
+        rank = self._remote.rank
+        begin = clock()  # what has come before made no thread wait
+        self._win.Flush(rank)
         self._begun.discard(self)
         if not self._in_place:
-            move_rows(self._arrived, self._order, 0, self._out, self.remote.positions)
-        return self._arrived.nbytes
+            move_rows(self._arrived, None, 0, self._out, self._remote.positions)
+        sent(rank, 0)
+        received(rank, self._arrived.nbytes)
+        answered(rank, begin)
 
 
 class RmaTransport(Transport):
@@ -90,27 +88,26 @@ class RmaTransport(Transport):
     name = "rma"
     how = "by one-sided Get"
 
-    def __init__(self, world: World, wake: Callable[[Sequence[int]], None]) -> None:
+    def __init__(self, world: World, pool: RowPool, wake: Callable[[Sequence[int]], None]) -> None:
         """Read rows of other nodes.
 
         Args:
             world: the job.
+            pool: has memory for rows that arrive elsewhere than in their places.
             wake: makes hosts, given by rank, look at their messages often for a while: some networks move a host's rows
                 only while it looks.
         """
         super().__init__(world)
         self._wake = wake
-        self._pool = RowPool()
+        self._pool = pool
 
-    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: Window, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
-        for requests in split_requests(remote):
-            self._read(window, requests, out, meanwhile)
+        for step in zip_longest(*(rows.requests() for rows in remote)):  # one request to each host at a time
+            self._read(window, [one for one in step if one is not None], out, meanwhile)
             meanwhile = nothing
 
-    def _read(
-        self, window: WindowHandle, requests: list[RemoteRows], out: Array, meanwhile: Callable[[], None]
-    ) -> None:
+    def _read(self, window: Window, requests: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         self._wake([rows.rank for rows in requests])
         what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
         gets: list[_Get] = []
@@ -125,11 +122,4 @@ class RmaTransport(Transport):
             aside(meanwhile)
             with self.world.watch(what):
                 for get in gets:
-                    aside(partial(self._finish, get))
-
-    def _finish(self, get: _Get) -> None:
-        begin = clock()  # what has come before made no thread wait
-        nbytes = get.finish()
-        sent(get.remote.rank, 0)
-        received(get.remote.rank, nbytes)
-        answered(get.remote.rank, begin)
+                    aside(get.finish)

@@ -4,7 +4,7 @@ Each trainer gives its own slots to rows, and reads those of all without a lock:
 changes whenever the slot gets another row. A reader compares it before and after (Lamport, "Concurrent reading and
 writing", CACM 20(11), 1977). ``kernels/row_slots.py`` decides which rows are kept.
 
-A trainer's slots have rows of one version of the tensor. The others read them while that is the tensor's version; then
+A trainer's slots have rows of one version of the window. The others read them while that is the window's version; then
 the trainer empties them.
 """
 
@@ -31,8 +31,8 @@ from mpigraph.kernels.row_slots import (
 )
 from mpigraph.memory import free_memory
 from mpigraph.mpi.world import World
-from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import Block, free_shared_memory
+from mpigraph.rows.window import RowWindow
 
 _LINE = 64  # bytes that tables are aligned to
 _NO_VERSION = -1
@@ -40,40 +40,37 @@ _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 _OF_SLOT = 8  # bytes that a slot takes in the tables besides the row
-_OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
+_OF_ROW = 4  # bytes that a row of the window takes in the tables, kept or not
 
 
 def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
-    """Return the bytes that a cache of ``slots`` of a tensor's ``num_rows`` rows takes on a node."""
+    """Return the bytes that a cache of ``slots`` of ``num_rows`` rows takes on a node."""
     return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
 
 
-def remote_rows(rows: RowTensor) -> int:
-    """Return the number of a tensor's rows that other nodes hold."""
-    return int(np.diff(rows.window.offsets)[~rows.window.world.is_local].sum())
+def remote_rows(window: RowWindow) -> int:
+    """Return the number of a window's rows that other nodes hold."""
+    return int(np.diff(window.offsets)[~window.world.is_local].sum())
 
 
 @collective("world.node")
 def slots_for(
-    world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, local_too: bool = False
+    world: World, windows: Sequence[RowWindow], nbytes: int, promised: int, local_too: bool = False
 ) -> list[int]:
-    """Return the number of slots that each trainer of this node gets for each tensor.
+    """Return the number of slots that each trainer of this node gets for each window.
 
     A trainer has at most as many slots as there are remote rows, and then never reads one twice: with fewer it depends
     on the others, who may keep the same rows, or none.
 
     Args:
         world: the job.
-        tensors: the tensors; each gets a share of the bytes in proportion to its remote rows.
+        windows: the windows; each gets a share of the bytes in proportion to its remote rows.
         nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
         promised: free bytes that other caches may take.
         local_too: rows of this node are kept, too; else a trainer has at most as many slots as there are remote rows.
     """
-    counts = [remote_rows(tensor) for tensor in tensors]
-    whole = [
-        cache_memory(tensor.shape[0], count, tensor.window.row_bytes)
-        for tensor, count in zip(tensors, counts, strict=True)
-    ]
+    counts = [remote_rows(window) for window in windows]
+    whole = [cache_memory(len(of), count, of.row_bytes) for of, count in zip(windows, counts, strict=True)]
     free = np.array([free_for_caches(world) - promised], np.int64)
     world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
     if nbytes < 0:
@@ -82,10 +79,10 @@ def slots_for(
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
     per_trainer = []
-    for tensor, count, need in zip(tensors, counts, whole, strict=True):
-        share = nbytes * need // max(sum(whole), 1) - cache_memory(tensor.shape[0], 0, 0)
-        slots = max(share, 0) // (tensor.window.row_bytes + _OF_SLOT) // world.num_local_trainers
-        per_trainer.append(min(slots, most if local_too else min(count, most)) if tensor.window.row_bytes else 0)
+    for window, count, need in zip(windows, counts, whole, strict=True):
+        share = nbytes * need // max(sum(whole), 1) - cache_memory(len(window), 0, 0)
+        slots = max(share, 0) // (window.row_bytes + _OF_SLOT) // world.num_local_trainers
+        per_trainer.append(min(slots, most if local_too else min(count, most)) if window.row_bytes else 0)
     return per_trainer
 
 
@@ -104,7 +101,7 @@ class SlotTable:
     Attributes:
         hint: int32[rows], the slot that may have a row.
         tags: int64[slots], the row in a slot, and the times that it was given to one.
-        versions: int64[trainers], the version of the tensor in each trainer's slots.
+        versions: int64[trainers], the version of the rows in each trainer's slots.
         words: [slots, words of a row], the rows as unsigned integers.
         alone: the node has one trainer.
         fence: orders this process's stores and loads with the others'.
@@ -119,44 +116,46 @@ class SlotTable:
 
 
 class RowCache:
-    """Copies of rows of one tensor, for one thread of each trainer at a time.
+    """Copies of rows of one window, for one reader of each trainer.
 
     Attributes:
         number: the same on every rank, never used twice in a job.
-        rows: the tensor.
+        window: the rows.
         per_trainer: slots of each trainer of this node.
         nbytes: memory of the node that all slots take once they are full; trainers seldom fill them with the same rows.
         slots: those of the node.
     """
 
     @collective("world.comm")
-    def __init__(self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int) -> None:
+    def __init__(
+        self, world: World, number: int, window: RowWindow, per_trainer: int, ahead: int, name: str = "rows"
+    ) -> None:
         """Allocate empty slots.
 
         Args:
             world: the job.
             number: of the cache.
-            rows: the tensor.
+            window: the rows.
             per_trainer: slots of each trainer of this node; the same on all ranks of the node.
             ahead: the largest number of minibatches that are known before they read.
+            name: of the rows, for errors.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its slots; on every rank.
         """
         self.number = number
-        self.rows = rows
+        self.window = window
         self.per_trainer = per_trainer
         trainers = world.num_local_trainers
         slots = trainers * per_trainer
-        window = rows.window
-        sizes = [_OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 8 * trainers, window.row_bytes * slots]
+        sizes = [_OF_ROW * len(window) if slots else 0, 8 * slots, 8 * trainers, window.row_bytes * slots]
         ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
         self.nbytes: int = ends[-1]
         of_hosts = np.zeros(len(world.hosts), np.int64)
         of_hosts[world.hosts_of_node(world.node_index)[0]] = ends[-1]
         world.comm.Allreduce(MPI.IN_PLACE, of_hosts, op=MPI.MAX)
         self._segments = window.service.segments
-        self._block: Block | None = self._segments.take(of_hosts, False, f"a cache of {rows.name!r}")
+        self._block: Block | None = self._segments.take(of_hosts, False, f"a cache of {name!r}")
         memory = self._block.memory(world.hosts_of_node(world.node_index)[0])[: ends[-1]]
         begins = [0, *ends[:-1]]
         hint, tags, versions, table = (memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True))
@@ -183,13 +182,13 @@ class RowCache:
 
         It may not while this rank has written rows that the others do not know of yet.
         """
-        rows = self.rows
-        if rows.written:
+        window = self.window
+        if window.written:
             self.forget()
             return False
-        if self.slots.versions[self._me] != rows.version:
+        if self.slots.versions[self._me] != window.version:
             self.forget()
-            self.slots.versions[self._me] = rows.version
+            self.slots.versions[self._me] = window.version
             self.slots.fence()
         return True
 
@@ -206,17 +205,13 @@ class RowCache:
     @property
     def table(self) -> Array:
         """The rows in all slots, [slots, *row_shape]; undefined in slots without a row. Not to be written to."""
-        window = self.rows.window
-        return self.slots.words.view(window.dtype).reshape(len(self.slots.words), *window.row_shape)
+        words, window = self.slots.words, self.window
+        return words.view(window.dtype).reshape(len(words), *window.row_shape)
 
     @property
     def used(self) -> int:
         """The number of slots that this trainer has given to rows."""
         return int(self._own.state[0])
-
-    def has_free(self, count: int) -> bool:
-        """Return whether this trainer has so many free slots."""
-        return self.used + count <= self.per_trainer
 
     def forget_uses(self) -> None:
         """Forget the announced minibatches, which will not come."""
@@ -237,7 +232,7 @@ class RowCache:
         """
         slots, seen = np.full(len(rows), -1, np.int32), np.empty(len(rows), np.int64)
         if self.per_trainer:
-            valid = self.slots.versions == self.rows.version
+            valid = self.slots.versions == self.window.version
             find_slots(rows, self.slots.hint, self.slots.tags, valid, self.per_trainer, slots, seen)
             self.slots.fence()
         return slots, seen

@@ -16,11 +16,9 @@ the number at its begin; later ones are for the next call.
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -30,9 +28,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.flat import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
-from mpigraph.rows.service import RowService
-from mpigraph.rows.window import RowWindow, WindowPart
-from mpigraph.storage.format import storage_dtype
+from mpigraph.rows.window import RowWindow
 from mpigraph.storage.narrow import RoundingError, rounded
 
 _writes = itertools.count(1)  # of all tensors of this process
@@ -74,10 +70,13 @@ class Copying:
         self.everywhere.set()
 
 
+@dataclass(eq=False)
 class RowTensor:
-    """One tensor of rows.
+    """One tensor of rows: a table of a window.
 
     Attributes:
+        window: has the rows, and those of other tensors of the same name, dtype and row shape.
+        table: its table there.
         number: the same on every rank, never used twice in a job.
         graph: name of the graph whose nodes or edges the rows are.
         name: the user's name for it.
@@ -86,57 +85,42 @@ class RowTensor:
         stored: logical dtype of the rows in memory and on their way.
         shape: ``(rows, *row_shape)``.
         copying: the background copy of the rows, if there is one.
-        joint: the tensor that has these rows, too, if there is one.
         drawing: what is drawn by these rows, here or at their hosts for this rank, is drawn inside of it.
         version: counts the control calls before which a rank had written rows; the same on every rank after each.
         last_write: the number of the last write that this rank knows of.
     """
 
-    @collective("world.comm")
-    def __init__(
-        self,
-        service: RowService,
-        offsets: I64,
-        *,
-        number: int,
-        graph: str,
-        name: str,
-        policy: Policy,
-        row_shape: Sequence[int],
-        dtype: str,
-        narrow: str = "",
-        joint: "JointTensor | None" = None,
-    ) -> None:
-        """Allocate zeros, or give access to the next rows of ``joint``.
+    window: RowWindow
+    table: int
+    number: int
+    graph: str
+    name: str
+    policy: Policy
+    dtype: str
+    stored: str
 
-        ``offsets`` (int64[H + 1]) are the hosts' ranges, ``narrow`` the dtype of 16 bits in which rows lie, if they do.
-        """
-        self.number = number
-        self.graph = graph
-        self.name = name
-        self.policy = policy
-        self.dtype = dtype
-        self.stored = narrow or dtype
+    def __post_init__(self) -> None:
         self.version = 0
         self.copying: Copying | None = None
         self.last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
-        self.joint = joint
-        self.drawing = Gate(f"tensor {name!r} was closed")
-        self.shape = (int(offsets[-1]), *row_shape)
-        if joint is None:
-            what = f"tensor {name!r}"
-            self.window = RowWindow(service, offsets, row_shape, storage_dtype(self.stored), what)
-        else:
-            self._place = len(joint.members)
-            joint.members.append(self)
+        self.drawing = Gate(f"tensor {self.name!r} was closed")
+        self.shape = (int(self.offsets[-1]), *self.window.row_shape)
+        self.window.tensors[self.number] = self
 
-    @cached_property
-    def window(self) -> RowWindow:
-        """The rows. Of a member of a joint tensor it is made at first use: thousands may be only read together."""
-        assert self.joint is not None
-        window: RowWindow = vars(self).setdefault("window", self.joint.part(self._place))  # one, for any two threads
-        return window
+    @property
+    def offsets(self) -> I64:
+        """int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``."""
+        offsets: I64 = self.window.tables[self.table]
+        return offsets
+
+    def numbers(self, ids: I64) -> I64:
+        """Return int64[n], the numbers of rows (int64[n], all valid) in the window."""
+        return self.window.numbers(self.table, ids)
+
+    def memory(self, host: int) -> Array:
+        """Return the rows of local host ``host``, writable. To write them use :meth:`writing` or :meth:`lend`."""
+        return self.window.segment(self.table, host)
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:
         """Read rows in the order of ``ids`` (int64[n]). One-sided.
@@ -149,10 +133,14 @@ class RowTensor:
             OutOfRangeError: an id is not a row; names the tensor and the id.
         """
         self.check(ids)
+        return self.read(self.numbers(ids), out)
+
+    def read(self, numbers: I64, out: Array | None = None) -> Array:
+        """Read rows of the window's tensors by number (int64[n], all valid); otherwise as :meth:`gather`."""
         if out is None or out.dtype == self.window.dtype:
-            return self.window.gather(ids, out)
+            return self.window.gather(numbers, out)
         with self.staging_buffer(out) as stored:
-            self.window.gather(ids, stored)
+            self.window.gather(numbers, stored)
         return out
 
     @contextmanager
@@ -175,7 +163,7 @@ class RowTensor:
 
     def segment(self, host: int) -> Array:
         """Return the rows on local host ``host``, a read-only view."""
-        rows: Array = self.window.memory(host).view()
+        rows: Array = self.memory(host).view()
         rows.flags.writeable = False
         return rows
 
@@ -197,7 +185,7 @@ class RowTensor:
                 raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
         self._wait(owned=False)
         try:
-            self.window.scatter(ids, values)
+            self.window.scatter(self.numbers(ids), values)
         finally:
             self.note_write()  # afterwards: a control call that another thread makes meanwhile comes too early
 
@@ -205,7 +193,7 @@ class RowTensor:
     def writing(self, host: int) -> Iterator[Array]:
         """Yield the rows on local host ``host``, writable inside the block. For the rows' owner: it takes no lock."""
         self._wait(owned=True)
-        rows = self.window.memory(host).view()
+        rows = self.memory(host).view()
         try:
             yield rows
         finally:
@@ -219,13 +207,11 @@ class RowTensor:
         Until then they count as written before every control call.
         """
         self._wait(owned=False)
-        memory = self.window.memory(host)[rows]
+        memory = self.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
-        for tensor in (self, self.joint):
-            if tensor is not None:
-                tensor._lent.append(weakref.ref(lent if lent.base is None else lent.base, tensor._take_back))
-                self.window.service.written.add(tensor.number)
+        self._lent.append(weakref.ref(lent if lent.base is None else lent.base, self._take_back))
+        self.window.service.written.add(self.number)
         return lent
 
     def _take_back(self, lent: "weakref.ref[Array]") -> None:
@@ -236,8 +222,6 @@ class RowTensor:
         """Note that this rank wrote rows, or others did in a call that all trainers make together."""
         self.last_write = next(_writes)
         self.window.service.written.add(self.number)
-        if self.joint is not None:
-            self.joint.note_write()
 
     def _wait(self, owned: bool) -> None:
         """Wait for the background copy of the rows that this rank owns, or of all."""
@@ -273,73 +257,16 @@ class RowTensor:
                 it told nothing.
         """
         self.version += 1
-        if self.joint is None:  # which advances, too
-            self.window.sync()
+        self.window.version += 1
+        self.window.sync()
         if told is not None:
             self._told = told
 
     @collective("world.comm")
     def close(self) -> None:
-        """Free the rows, after a background copy; a second call does nothing."""
+        """Free the rows, after a background copy; the window goes with its last tensor. A second call does nothing."""
         self._wait(owned=False)
-        self.window.close()
         self.window.service.written.discard(self.number)
-
-
-class JointTensor(RowTensor):
-    """The rows of several tensors of one dtype and row shape in one window, to be read and cached together.
-
-    Hosts have them tensor after tensor. It counts as written when one of these is.
-
-    Attributes:
-        members: the tensors. Write rows through them.
-        layout: equal for joint tensors whose members have the same rows.
-    """
-
-    @collective("world.comm")
-    def __init__(self, service: RowService, tables: I64, **about: Any) -> None:
-        """Allocate zeros.
-
-        Args:
-            service: the job's transports and windows.
-            tables: int64[tensors, H + 1], the hosts' ranges of each.
-            about: the other arguments of :class:`RowTensor`.
-        """
-        self.members: list[RowTensor] = []
-        self._tables = tables
-        sizes = np.diff(tables, axis=1)
-        offsets = np.append(0, np.cumsum(sizes.sum(axis=0)))
-        self._starts = np.cumsum(sizes, axis=0) - sizes
-        self._firsts = np.cumsum(tables[:, -1]) - tables[:, -1]  # of each tensor among the rows of all
-        begins = tables[:, :-1] + self._firsts[:, None]
-        self._begins = begins.ravel()
-        self._shifts = (offsets[:-1] + self._starts - begins).ravel()
-        self.layout = tables.tobytes()
-        super().__init__(service, offsets, policy=Policy(False, -1), **about)
-
-    def part(self, place: int) -> WindowPart:
-        """Return the window of a member's rows."""
-        return WindowPart(self.window, self._tables[place], self._starts[place])
-
-    def _wait(self, owned: bool) -> None:
-        for member in self.members:  # one that is freed with this tensor may still be copied
-            member._wait(owned)
-
-    def numbers(self, places: I64, counts: I64, ids: I64) -> I64:
-        """Return the numbers of rows in this tensor.
-
-        Args:
-            places: int64[k], places of some members.
-            counts: int64[k], the number of rows of each.
-            ids: int64[n], the rows, member after member.
-
-        Raises:
-            OutOfRangeError: an id is not a row of its member; names the member and the id.
-        """
-        rows = ids + np.repeat(self._firsts[places], counts)
-        ends = np.append(self._firsts, self.shape[0])[places + 1]
-        if ((ids < 0) | (rows >= np.repeat(ends, counts))).any():
-            for place, of_member in zip(places.tolist(), np.split(ids, np.cumsum(counts)[:-1]), strict=True):
-                self.members[place].check(of_member)
-        numbers: I64 = rows + self._shifts[np.searchsorted(self._begins, rows, side="right") - 1]
-        return numbers
+        self.window.tensors.pop(self.number, None)
+        if not self.window.tensors:
+            self.window.close()

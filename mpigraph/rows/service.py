@@ -10,9 +10,9 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.compat import distrusts_windows, library_version
 from mpigraph.mpi.hosts import Hosts
 from mpigraph.mpi.world import World
-from mpigraph.rows.packed import PackedTransport
+from mpigraph.rows.packed import POOLED, PackedTransport
 from mpigraph.rows.rma import RmaTransport
-from mpigraph.rows.segments import Segments
+from mpigraph.rows.segments import RowPool, Segments
 from mpigraph.rows.transport import HostMutex, Transport
 
 
@@ -24,6 +24,7 @@ class RowService:
     Attributes:
         world: the job.
         hosts: asks other hosts, and answers for this one; its polls also let MPI serve one-sided reads of rows here.
+        pool: has memory for rows that travel.
         packed: has this rank's windows, and writes remote rows.
         transports: the ways that are left; none on one node.
         mutex: the write locks of the hosts.
@@ -40,7 +41,8 @@ class RowService:
         world.at_close(self.mutex.close)
         self.written: set[int] = set()
         self.hosts = Hosts(world)
-        self.packed = PackedTransport(self.hosts)
+        self.pool = RowPool(kept=POOLED)
+        self.packed = PackedTransport(self.hosts, self.pool, self.mutex)
         self.transports: list[Transport] = []
         self._windows = 0
         if not world.all_local:
@@ -53,7 +55,7 @@ class RowService:
                         library_version(),
                     )
                 setting = self.packed.name
-            ways = (RmaTransport(world, self.packed.rouse), self.packed)
+            ways = (RmaTransport(world, self.pool, self.packed.rouse), self.packed)
             self.transports = [way for way in ways if setting in ("auto", way.name)]
 
     @property

@@ -7,8 +7,7 @@ for the meantime.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from mpi4py import MPI
@@ -16,10 +15,11 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.row_ops import move_rows
+from mpigraph.kernels.row_ops import first_alike
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import until
 from mpigraph.mpi.world import World
+from mpigraph.rows.segments import RowPool
 
 # One lock per host for the writers of its rows, in the order in which they ask: ranks of its node, and the host itself
 # for those of other nodes.
@@ -112,38 +112,19 @@ class HostMutex:
 
 
 MAX_ROWS = 1 << 20  # of one request: bounds its memory
+_SPARSE = 64  # rows of the host for each requested row, above which a table of them is slower than sorting
 
 
-@dataclass(frozen=True)
-class WindowHandle:
-    """A window as a transport sees it.
-
-    Attributes:
-        number: the window's number, the same on every rank.
-        win: the MPI window.
-        begin: the byte of it where the rows begin, on every host.
-        row: datatype of one row.
-        row_bytes: bytes of one row, > 0.
-        mutex: the locks of the hosts; a host's is held while its rows are written.
-        held: the number of rows that this rank holds.
-        like: [0, words], of the shape and dtype of rows that travel.
-        words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
-    """
+class Window(Protocol):
+    """The part of a window (:class:`.RowWindow`) that transports use; the attributes are described there."""
 
     number: int
     win: MPI.Win
     begin: int
     row: MPI.Datatype
     row_bytes: int
-    mutex: HostMutex
-    held: int
-    like: Array
     words: Array | None
-
-    def gather(self, rows: I64, out: Array) -> None:
-        """Read ``rows`` (int64[n]) of this rank into ``out`` ([n, words])."""
-        assert self.words is not None
-        move_rows(self.words, rows, 0, out, None)
+    like: Array
 
 
 @dataclass(frozen=True)
@@ -153,26 +134,41 @@ class RemoteRows:
     Attributes:
         rank: the host's rank in ``world.comm``.
         held: the number of rows that the host holds.
-        rows: int64[n], the rows, counted from the host's first one; repeats allowed.
+        rows: int64[n], the rows, counted from the host's first one; to be read each once.
         positions: int64[n], ascending: the position of each row in the caller's array.
-        distinct: no row is there twice.
     """
 
     rank: int
     held: int
     rows: I64
     positions: I64
-    distinct: bool = False
+
+    def once(self, pool: RowPool) -> tuple["RemoteRows", I64, I64]:
+        """Return the distinct ones of any rows, each at its first position.
+
+        Args:
+            pool: has memory for a table of the host's rows.
+
+        Returns:
+            The rows; and int64[r], the positions of the others, and those at which the same rows will be.
+        """
+        count = len(self.rows)
+        if self.held > _SPARSE * count:
+            _, first, which = np.unique(self.rows, return_index=True, return_inverse=True)
+            indices, repeats = first[which], count - len(first)
+        else:
+            indices = np.empty(count, np.int64)
+            repeats = first_alike(self.rows, pool.empty((self.held,), np.int32), indices)
+        if not repeats:
+            return self, self.positions[:0], self.positions[:0]
+        is_first = indices == np.arange(count)
+        distinct = replace(self, rows=self.rows[is_first], positions=self.positions[is_first])
+        return distinct, self.positions[~is_first], self.positions[indices[~is_first]]
 
     def requests(self) -> list["RemoteRows"]:
         """Divide the rows into requests of bounded size."""
         cuts = [slice(at, at + MAX_ROWS) for at in range(0, len(self.rows), MAX_ROWS)]
         return [replace(self, rows=self.rows[cut], positions=self.positions[cut]) for cut in cuts]
-
-
-def split_requests(remote: list[RemoteRows]) -> list[list[RemoteRows]]:
-    """Divide requests into lists to be read one after the other, each with a bounded request to every host."""
-    return [[one for one in step if one is not None] for step in zip_longest(*(rows.requests() for rows in remote))]
 
 
 def last_of_equal(rows: RemoteRows) -> tuple[I64, I64]:
@@ -201,7 +197,7 @@ class Transport:
         """Begin in a job of several nodes."""
         self.world = world
 
-    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: Window, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.
 
         An error of ``meanwhile`` is raised once MPI does not write to memory any more.

@@ -1,4 +1,8 @@
-"""An array of rows divided among the hosts: plain loads where memory is shared, a transport where it is not.
+"""Tables of rows in one window: plain loads where memory is shared, a transport where it is not.
+
+Each table is divided among the hosts in its own way. All is done by *numbers* of rows: host after host, on each table
+after table. So rows of many tables, such as features that thousands of relations have in common, are read, cached and
+allocated at once, and a table that is alone has its own rows as numbers.
 
 The memory is a block of a window (``rows/segments.py``), which stays locked for all: only ``Get`` and ``Flush`` (MPI
 4.1, section 12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads the others
@@ -7,6 +11,7 @@ meanwhile, and their hosts write them.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,35 +25,53 @@ from mpigraph.mpi.messages import Gate
 from mpigraph.mpi.wait import UNINTERRUPTED
 from mpigraph.rows.segments import Block, RowPool
 from mpigraph.rows.service import RowService
-from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
+from mpigraph.rows.transport import RemoteRows, Transport
 
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 
 
+class Writable(Protocol):
+    """A tensor (:class:`.RowTensor`) as its window sees it."""
+
+    @property
+    def written(self) -> bool:
+        """True if this rank has written rows that others do not know of yet."""
+
+
 class RowWindow:
-    """An array of rows divided among the hosts, read and written by global row.
+    """Tables of rows, each divided among the hosts, read and written by numbers of rows.
 
     Attributes:
-        offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
+        tables: int64[tables, H + 1]; host h holds the rows ``[tables[t, h], tables[t, h + 1])`` of table t.
+        starts: int64[tables + 1, H], where the rows of each table begin among those of a host.
+        offsets: int64[H + 1]; host h holds the rows with the numbers ``[offsets[h], offsets[h + 1])``.
         row_shape: shape of one row.
+        row_bytes: bytes of one row.
         dtype: dtype of the elements.
-        handle: the window as transports see it.
+        number: the window's number, the same on every rank.
+        win: the MPI window.
+        begin: the byte of it where the rows begin, on every host.
+        row: datatype of one row.
+        words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
+        like: [0, words], of the shape and dtype of rows that travel.
+        tensors: by number those that have a table and are not closed; none if the tables are no tensors.
+        version: grows with that of any tensor; the same on every rank after each control call.
     """
 
     @collective("world.comm")
     def __init__(
         self,
         service: RowService,
-        offsets: I64,
+        tables: Sequence[I64] | I64,
         row_shape: Sequence[int],
         dtype: npt.DTypeLike,
-        name: str = "rows",
+        name: str = "a window",
     ) -> None:
         """Allocate the rows, zeroed.
 
         Args:
             service: the job's transports and windows.
-            offsets: see the attributes.
+            tables: see the attributes; int64[H + 1] for a single one.
             row_shape: see the attributes.
             dtype: see the attributes.
             name: for errors, such as "tensor 'feat'".
@@ -58,18 +81,29 @@ class RowWindow:
         """
         self.service = service
         self.world = world = service.world
-        self.offsets = np.ascontiguousarray(offsets, np.int64)
+        self.tables = np.array(tables, np.int64).reshape(-1, len(world.hosts) + 1)
+        self.starts = np.pad(np.cumsum(np.diff(self.tables, axis=1), axis=0), ((1, 0), (0, 0)))
+        self.offsets = np.append(0, np.cumsum(self.starts[-1]))
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self._gate = Gate("this window was closed")
+        self.tensors: dict[int, Writable] = {}
+        self.version = 0
+        self._gate = Gate(f"{name} was closed")
+        self._name = name
         local = np.flatnonzero(world.is_local).tolist()
         self._memory: dict[int, Array] = {}  # by local host
         block = self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
         self._block: Block | None = block  # until the window is closed
         self._words = {host: as_words(rows) for host, rows in self._memory.items()}
-        self._first = {host: int(self.offsets[host]) for host in local}
-        self._register(block)
+        self.words = self._words.get(world.host_index)
+        self.like = as_words(np.empty((0, *self.row_shape), self.dtype)) if self.words is None else self.words[:0]
+        self.win, self.begin = block.win, block.begin
+        with world.watch("opening a window"):
+            self.row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
+            self.number = service.number_window()
+            service.packed.register(self)
+            world.comm.Barrier()
 
     @collective("world.comm")
     def _share(self, local: Sequence[int], what: str) -> Block:
@@ -88,27 +122,39 @@ class RowWindow:
             block.win.Sync()
         return block
 
-    @collective("world.comm")
-    def _register(self, block: Block) -> None:
-        """Tell the transports of the window."""
-        world, service = self.world, self.service
-        with world.watch("opening a window"):
-            self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
-            held = self.offsets[world.host_index + 1] - self.offsets[world.host_index] if world.is_host else 0
-            words = self._words.get(world.host_index)
-            self.handle = WindowHandle(
-                service.number_window(),
-                block.win,
-                block.begin,
-                self._row,
-                self.row_bytes,
-                service.mutex,
-                int(held),
-                as_words(np.empty((0, *self.row_shape), self.dtype)) if words is None else words[:0],
-                words,
-            )
-            service.packed.register(self.handle)
-            world.comm.Barrier()
+    def numbers(self, tables: int | I64, ids: I64, counts: int | I64 = 1) -> I64:
+        """Return int64[n], the numbers of rows; of one table they rise with the rows.
+
+        Args:
+            tables: a table, or int64[k], some.
+            ids: int64[n], rows of it, or of the first of them, then of the next; all valid.
+            counts: of several tables the number of rows of each, int64[k].
+        """
+        if len(self.tables) == 1:
+            return ids
+        begins, shifts, firsts = self._numbering
+        rows = ids + np.repeat(firsts[tables], counts)
+        numbers: I64 = rows + shifts[np.searchsorted(begins, rows, side="right") - 1]
+        return numbers
+
+    @cached_property
+    def _numbering(self) -> tuple[I64, I64, I64]:
+        """Rows of all tables in a line, table after table: their begins by table and host, how far numbers exceed them.
+
+        And the begin of each table.
+        """
+        firsts = np.cumsum(self.tables[:, -1]) - self.tables[:, -1]
+        begins = self.tables[:, :-1] + firsts[:, None]
+        return begins.ravel(), (self.offsets[:-1] + self.starts[:-1] - begins).ravel(), firsts
+
+    def segment(self, table: int, host: int) -> Array:
+        """Return a table's rows on local host ``host``; otherwise as :meth:`memory`."""
+        begin, end = self.starts[table : table + 2, host]
+        return self.memory(host)[begin:end]
+
+    def begins(self, host: int) -> I64:
+        """Return int64[tables + 1], where the rows of each table begin among those of a host."""
+        return np.ascontiguousarray(self.starts[:, host])
 
     def memory(self, host: int) -> Array:
         """Return the rows of local host ``host``, writable. Write rows of a tensor through the tensor alone.
@@ -117,7 +163,7 @@ class RowWindow:
             ClosedError: the window was closed.
         """
         if self._block is None:
-            raise ClosedError("this window was closed")
+            raise ClosedError(f"{self._name} was closed")
         return self._memory[host]
 
     def __len__(self) -> int:
@@ -127,27 +173,23 @@ class RowWindow:
         """Read rows in the order of ``ids``. One-sided.
 
         Args:
-            ids: int64[n], each in ``[0, len(self))`` (checked by the caller).
+            ids: int64[n], numbers of rows (checked by the caller); each is read once.
             out: [n, *row_shape] to fill, C-contiguous; a new array if None.
             transport: reads the remote rows; the service's choice if None.
 
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-
-        def load_local() -> None:
-            for host, positions in by_host:
-                if host in self._words:
-                    table = self._words[host]
-                    move_rows(table, ids[positions], self._first[host], words.view(table.dtype), positions)
-
         with UNINTERRUPTED, self._gate:
             out = np.empty((len(ids), *self.row_shape), self.dtype) if out is None else out
             if out.size:
                 words = as_words(out)
                 by_host = split_by_range(ids, self.offsets)
-                remote = self._remote(by_host, ids)
-                self._read(remote, words, load_local, transport)
+                remote = [rows.once(self.service.pool) for rows in self._remote(by_host, ids)]
+                distinct = [rows for rows, _, _ in remote]
+                self._read(distinct, words, lambda: self._load(by_host, ids, words), transport)
+                for _, repeats, equal in remote:
+                    move_rows(words, equal, 0, words, repeats)
         return out
 
     def _read(
@@ -156,26 +198,26 @@ class RowWindow:
         """Read remote rows, and do the caller's work meanwhile."""
         reader = transport or self.service.transport
         if remote and reader:
-            reader.read(self.handle, remote, words, meanwhile)
+            reader.read(self, remote, words, meanwhile)
         else:
             meanwhile()
 
-    def _remote(self, by_host: Sequence[tuple[int, I64]], ids: I64, distinct: bool = False) -> list[RemoteRows]:
-        """Return the remote ones of ``ids``, all ``distinct`` or not, at the positions of each host."""
+    def _remote(self, by_host: Sequence[tuple[int, I64]], ids: I64) -> list[RemoteRows]:
+        """Return the remote ones of ``ids`` at the positions of each host."""
         remote = []
         for host, positions in by_host:
             if host not in self._words:
-                first, held = self._range(host)
-                remote.append(
-                    RemoteRows(int(self.world.hosts[host]), held, ids[positions] - first, positions, distinct)
-                )
+                first, end = self.offsets[host : host + 2].tolist()
+                remote.append(RemoteRows(int(self.world.hosts[host]), end - first, ids[positions] - first, positions))
         remote.sort(key=lambda rows: rows.rank < self.world.rank)  # else all ranks ask the same host first
         return remote
 
-    def _range(self, host: int) -> tuple[int, int]:
-        """Return the row that counts as a host's first one, and the number of rows that the host holds."""
-        begin, end = self.offsets[host : host + 2].tolist()
-        return begin, end - begin
+    def _load(self, by_host: Sequence[tuple[int, I64]], ids: I64, out: Array) -> None:
+        """Copy those of ``ids`` that lie on this node, at the positions of each host, to the same positions."""
+        for host, positions in by_host:
+            if host in self._words:
+                table = self._words[host]
+                move_rows(table, ids[positions], int(self.offsets[host]), out.view(table.dtype), positions)
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
         """Copy rows of this node: ``out[p] = row ids[p]`` for each p of ``positions``.
@@ -189,13 +231,10 @@ class RowWindow:
             ClosedError: the window was closed.
         """
         with UNINTERRUPTED, self._gate:
-            hosts = list(self._words)
-            by_host = [(host, positions) for host in hosts]
-            if len(hosts) > 1:
+            by_host = [(host, positions) for host in self._words]
+            if len(by_host) > 1:
                 by_host = [(host, positions[at]) for host, at in split_by_range(ids[positions], self.offsets)]
-            for host, where in by_host:
-                table = self._words[host]
-                move_rows(table, ids[where], self._first[host], out.view(table.dtype), where)
+            self._load(by_host, ids, out)
 
     def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
         """Read rows, those of a host next to each other. One-sided.
@@ -216,9 +255,8 @@ class RowWindow:
         places[order] = np.arange(len(rows))
         words = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
         by_host = [(host, np.arange(*bounds[i : i + 2])) for i, host in enumerate(which.tolist())]
-        remote = self._remote(by_host, rows[order], distinct=True)
         with UNINTERRUPTED, self._gate:
-            self._read(remote, words, meanwhile)
+            self._read(self._remote(by_host, rows[order]), words, meanwhile)
         return places, words
 
     def retire(self) -> None:
@@ -249,7 +287,12 @@ class RowWindow:
                         self.sync()
             remote = self._remote(by_host, ids)
             if remote:
-                self.service.packed.write(self.handle, remote, words)
+                self.service.packed.write(self, remote, words)
+
+    @property
+    def written(self) -> bool:
+        """True if this rank has written rows of a tensor, or may at any time, that others do not know of yet."""
+        return any(tensor.written for tensor in tuple(self.tensors.values()))
 
     def host_of(self, ids: I64) -> I32:
         """Return int32[n], the host that holds each row."""
@@ -268,64 +311,9 @@ class RowWindow:
         if block is None:
             return
         with self.world.watch("closing a window"):
-            self.service.packed.forget(self.handle)
-            self._row.Free()
+            self.service.packed.forget(self)
+            self.row.Free()
             self._memory.clear()
             self._words.clear()
+            self.words = None
             self.service.segments.give_back(block)
-
-
-_OF_ITS_ROWS = ("_memory", "_words", "_first", "_gate")
-
-
-class WindowPart(RowWindow):
-    """Rows of another window that lie next to each other on each host, as a window; the memory is the other's.
-
-    Attributes:
-        whole: the other window.
-    """
-
-    def __init__(self, whole: RowWindow, offsets: I64, begins: I64) -> None:
-        """Give access to rows.
-
-        Args:
-            whole: see the attributes.
-            offsets: int64[H + 1], the hosts' ranges of these rows.
-            begins: int64[H], where they begin on each host, counted from its first row in ``whole``.
-        """
-        vars(self).update({name: value for name, value in vars(whole).items() if name not in _OF_ITS_ROWS})
-        self.whole = whole
-        self.offsets = offsets
-        self._begins = begins
-        self._gate = Gate("this window was closed")
-
-    # made when they are needed: there may be thousands of windows that are only read as a whole
-
-    @cached_property
-    def _memory(self) -> dict[int, Array]:  # type: ignore[override]
-        return {host: self.whole.memory(host)[at] for host, at in self._places}
-
-    @cached_property
-    def _words(self) -> dict[int, Array]:  # type: ignore[override]
-        return {host: self.whole._words[host][at] for host, at in self._places}
-
-    @cached_property
-    def _first(self) -> dict[int, int]:  # type: ignore[override]
-        return {host: int(self.offsets[host]) for host, _ in self._places}
-
-    @property
-    def _places(self) -> list[tuple[int, slice]]:
-        """The local hosts, and the place of the rows on each among its rows of the whole."""
-        ends = self._begins + np.diff(self.offsets)
-        return [(host, slice(int(self._begins[host]), int(ends[host]))) for host in self.whole._memory]
-
-    def _range(self, host: int) -> tuple[int, int]:
-        return int(self.offsets[host] - self._begins[host]), self.whole._range(host)[1]
-
-    @collective("world.comm")
-    def close(self) -> None:
-        """Refuse access from now on; the memory is freed with the other window."""
-        self._gate.shut()
-        self._block = None
-        self._memory = {}
-        self._words = {}

@@ -19,8 +19,8 @@ from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.mpi.messages import HEAD
 from mpigraph.sampling.protocol import (
+    AnyRequest,
     EdgeQuery,
-    Request,
     SampledRows,
     SamplingRequest,
     edges_in,
@@ -425,7 +425,7 @@ class Answers:
             arrays += self._arrays(request, number)
         return pack_answer(arrays, HEAD)
 
-    def _arrays(self, request: Request, number: int) -> list[Array]:
+    def _arrays(self, request: AnyRequest, number: int) -> list[Array]:
         """Return the arrays that answer a request, which has this number in its message."""
         state, host = self._state, self._state.world.host_index
         by_host = [(host, self._buffers.arange(len(request.ids)))]

@@ -24,8 +24,8 @@ from mpigraph.sampling.local import (
 )
 from mpigraph.sampling.protocol import (
     AnswerReader,
+    AnyRequest,
     EdgeQuery,
-    Request,
     SampledNeighbors,
     SampledRows,
     SamplingRequest,
@@ -168,10 +168,10 @@ class NeighborService:
             sampled.update(rows.by_relation(len(request.ids)))
         return dict(sorted(sampled.items()))
 
-    def _topology(self, request: Request) -> Topology:
+    def _topology(self, request: AnyRequest) -> Topology:
         return self._state.graph_of_number[request.graph].topology
 
-    def _positions(self, request: Request) -> PositionsByHost:
+    def _positions(self, request: AnyRequest) -> PositionsByHost:
         """Return positions of the destinations by host, for hosts that hold any."""
         hosts = self._topology(request).hosts
         if hosts.num_parts == 1:

@@ -5,9 +5,9 @@ round, one after the other. A list of n ids is ``2 n + narrow, id 0 .. id n-1``,
 where they fit 32 bits, else 0. There are requests to
 
 * draw: tag of the strategy, graph, type of the destinations, flags, number of relations, key, the strategy's words;
-  the list of destinations, or ``-1 - k`` for those of request k of the same message; a bit for each relation; the
-  tensors of those that are set; the keys of the destinations' roots, if there are any; the columns of the strategy;
-  the list of excluded edges;
+  the list of destinations, or ``-1 - k`` for those of request k of the same message; a bit for each relation; the keys
+  of the destinations' roots, if there are any; the columns of the strategy; the tensors of the relations whose bits are
+  set; the list of excluded edges;
 * look edges up: tag 0, graph, relation; the lists of destinations and sources.
 
 The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`row_arrays`, or bool [n]
@@ -86,7 +86,7 @@ class EdgeQuery:
     src: I64
 
 
-Request = SamplingRequest | EdgeQuery
+AnyRequest = SamplingRequest | EdgeQuery
 
 
 _QUERY = 0  # in the place of a strategy's tag
@@ -118,9 +118,9 @@ def pack_request(
         np.array(header + strategy.words(), np.int64),
         *([np.array([-1 - ids], np.int64)] if isinstance(ids, int) else _pack_ids(ids)),
         np.packbits(bits).view(np.int64),
-        request.tensors.ravel(),
         roots[positions].view(np.int64) if len(roots) else _no_ids(),
         *(getattr(strategy, name)[positions] for name in strategy.columns),
+        request.tensors.ravel(),
         *_pack_ids(excluded),
     ]
 
@@ -141,13 +141,13 @@ def _pack_ids(ids: I64) -> list[I64]:
     return [np.array([2 * len(ids) + narrow], np.int64), body]
 
 
-def unpack_requests(words: I64) -> list[Request]:
+def unpack_requests(words: I64) -> list[AnyRequest]:
     """Read the requests in the words of a rank.
 
     Raises CollectiveError if the words are malformed, or a strategy is not known here.
     """
     reader = _Words(words)
-    requests: list[Request] = []
+    requests: list[AnyRequest] = []
     while reader.at < len(words):
         (tag,) = reader.take(1)
         requests.append(reader.query() if tag == _QUERY else reader.request(Strategy.of_tag(int(tag)), requests))
@@ -181,7 +181,7 @@ class _Words:
         graph, relation = self.take(2).tolist()
         return EdgeQuery(graph, relation, self.ids(), self.ids())
 
-    def request(self, kind: type[Strategy], earlier: Sequence[Request]) -> SamplingRequest:
+    def request(self, kind: type[Strategy], earlier: Sequence[AnyRequest]) -> SamplingRequest:
         """Return the rest of a request behind ``earlier`` ones."""
         graph, dst, flags, num_relations = self.take(4).tolist()
         key = self.take(1).view(np.uint64)[0]
@@ -190,11 +190,10 @@ class _Words:
         ids = earlier[-1 - size].ids if 0 <= -1 - size < len(earlier) else self.ids(size)
         bits = self.take(-(-num_relations // 64))
         chosen = np.unpackbits(bits.view(np.uint8), count=num_relations).view(np.bool_)
-        how = kind.from_words(parameters, [ids] * len(kind.columns))
-        shape = len(kind.tables) if how.needs_tables else 0, int(np.count_nonzero(chosen))
-        tensors = self.take(shape[0] * shape[1]).reshape(shape)
         roots = self.take(len(ids)).view(np.uint64) if flags & _HAS_ROOTS else _no_roots()
         strategy = kind.from_words(parameters, [self.take(len(ids)) for _ in kind.columns])
+        shape = len(kind.tables) if strategy.needs_tables else 0, int(np.count_nonzero(chosen))
+        tensors = self.take(shape[0] * shape[1]).reshape(shape)
         many = (graph, dst, chosen, ids, strategy, bool(flags & _WANT_EIDS))
         return SamplingRequest(*many, key, roots, self.ids(), tensors)
 

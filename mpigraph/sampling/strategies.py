@@ -425,7 +425,7 @@ class _TemporalDraw:
         )
 
     def _allowed(self, host: int) -> U8:
-        return _NO_MASK if self._mask is None else self._mask.window.memory(host)
+        return _NO_MASK if self._mask is None else self._mask.memory(host)
 
 
 _DRAWS = 0x1AB0  # separates these keys from those of draws for each destination

@@ -77,16 +77,13 @@ def _create_tensor(store: Store, args: Arguments) -> Any:
         return store.tensors[args["have"]]
     policy = Policy(args["is_node"], args["type_id"])
     topology = store.graphs[args["graph"]].topology
-    return store.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
+    return store.create_tensors(topology, args["name"], [policy], args["row_shape"], args["dtype"])[0]
 
 
 def _free(store: Store, args: Arguments) -> Any:
-    """Free tensors now, except those that trainers have lent views of or draw by: others would take their memory.
-
-    A joint tensor goes with the last of its members that goes.
-    """
+    """Free tensors now, except those that trainers have lent views of or draw by: others would take their memory."""
     numbers = np.array(args["numbers"], np.int64)
-    _retire(store, sorted(store.with_joint(args["numbers"])))
+    _retire(store, args["numbers"])
     tensors = [store.tensors.get(number) for number in args["numbers"]]
     drawn = [tensor is not None and tensor.drawing.shut() for tensor in tensors]
     in_use = np.array([drawn, [tensor is not None and tensor.lent for tensor in tensors]], np.uint8)
@@ -104,15 +101,9 @@ def _shut_down(store: Store, args: Arguments) -> Any:
 
 def _retire(store: Store, numbers: Iterable[int]) -> None:
     """Wait for the threads of all trainers that read or write rows, while hosts answer them, and refuse others."""
-    for number in numbers:
-        if number in store.tensors:
-            store.tensors[number].window.retire()
+    for window in store.windows_of(numbers):
+        window.retire()
     until(store.world.comm.Ibarrier().Test)
-
-
-def _sync(store: Store, args: Arguments) -> Any:
-    for tensor in store.tensors.values():
-        tensor.window.sync()
 
 
 _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
@@ -125,7 +116,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     Operation.PREPARE_WEIGHTS: lambda store, args: store.prepare(EdgeWeights, ([number] for number in args["numbers"])),
     Operation.PREPARE_TIMES: lambda store, args: store.prepare(EdgeTimes, args["pairs"]),
     Operation.FREE: _free,
-    Operation.BARRIER: _sync,
+    Operation.BARRIER: lambda store, args: store.rows.segments.sync(),
     Operation.SHUTDOWN: _shut_down,
 }
 

@@ -7,7 +7,7 @@ ones, from which a loader's thread may be drawing.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -27,7 +27,7 @@ from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
 from mpigraph.store.topology import Topology
 
-_Windows = tuple[RowWindow, ...]
+_Windows = Mapping[str, RowWindow]
 _BLOCKS = 1 << 12  # of all hosts together
 _ROWS = 1 << 4  # of a block, at least, where a host has more than one
 _MASKS = ("bool", "uint8", "int8")
@@ -36,14 +36,14 @@ _MASKS = ("bool", "uint8", "int8")
 class HostTables:
     """Columns of numbers, each of a host's edges or destinations, that are made for each host."""
 
-    def __init__(self, dtypes: Mapping[str, npt.DTypeLike], windows: Mapping[str, RowWindow]) -> None:
+    def __init__(self, dtypes: Mapping[str, npt.DTypeLike], windows: _Windows) -> None:
         """Give access to windows by name; to empty columns of ``dtypes`` without windows."""
         self._dtypes = dtypes
-        self._windows = windows
+        self.windows = windows
 
     def of(self, column: str, host: int) -> Array:
         """Return [rows of local ``host``] of a column; [0] if the tables were not prepared."""
-        return self._windows[column].memory(host) if self._windows else np.empty(0, self._dtypes[column])
+        return self.windows[column].memory(host) if self.windows else np.empty(0, self._dtypes[column])
 
 
 class VersionedTables(ABC):
@@ -67,7 +67,6 @@ class VersionedTables(ABC):
         self._dtypes = {name: dtype for name, (_, dtype) in columns.items()}
         self.tables = HostTables(self._dtypes, {})
         self._version = -1
-        self._windows: _Windows = ()
         self._outdated: list[tuple[weakref.ref[Any], _Windows]] = []
 
     @classmethod
@@ -105,25 +104,22 @@ class VersionedTables(ABC):
         service, world = self.tensor.window.service, self.tensor.window.world
         version = self.tensor.version
         doing = f"{self.doing} {self.tensor.name!r}"
-        by_name: dict[str, RowWindow] = {}
-        windows = by_name.values()
+        windows: dict[str, RowWindow] = {}
         try:
             for name, (offsets, dtype) in self._columns.items():
-                by_name[name] = RowWindow(service, offsets, (), dtype)
-            tables = HostTables(self._dtypes, by_name)
+                windows[name] = RowWindow(service, offsets, (), dtype)
+            tables = HostTables(self._dtypes, windows)
             with world.on_all_ranks(doing):
                 if world.is_host:
                     self._fill(tables, world.host_index)
         except MPIGraphError:  # on every rank
             _close(windows)
             raise
-        for window in windows:
-            window.sync()
+        service.segments.sync()
         world.barrier(doing)
-        for window in windows:
-            window.sync()
-        self._outdated.append((weakref.ref(self.tables), self._windows))
-        self.tables, self._windows, self._version = tables, tuple(windows), version
+        service.segments.sync()
+        self._outdated.append((weakref.ref(self.tables), self.tables.windows))
+        self.tables, self._version = tables, version
         self._free_outdated(doing)
 
     @collective("world.comm")
@@ -134,19 +130,19 @@ class VersionedTables(ABC):
         with world.watch(doing):
             held = sum_over_ranks(world.comm, held)
         for (_, windows), holders in zip(self._outdated, held, strict=True):
-            _close(() if holders else windows)
+            _close({} if holders else windows)
         self._outdated = [one for one, holders in zip(self._outdated, held, strict=True) if holders]
 
     @collective("world.comm")
     def close(self) -> None:
         """Free all memory."""
-        for windows in (*(windows for _, windows in self._outdated), self._windows):
+        for windows in (*(windows for _, windows in self._outdated), self.tables.windows):
             _close(windows)
-        self._windows, self._outdated = (), []
+        self._outdated = []
 
 
-def _close(windows: Iterable[RowWindow]) -> None:
-    for window in windows:
+def _close(windows: _Windows) -> None:
+    for window in windows.values():
         window.close()
 
 
@@ -181,7 +177,7 @@ class EdgeWeights(VersionedTables):
 
     def values(self, host: int) -> Array:
         """[edges of local ``host``], the weights."""
-        return self.tensor.window.memory(host)  # a read-only array would be another type to the compiler
+        return self.tensor.memory(host)  # a read-only array would be another type to the compiler
 
     def complaint(self, edge: int, weight: float) -> str:
         """Return the error text for a bad weight."""
@@ -242,7 +238,7 @@ class EdgeTimes(VersionedTables):
             if self.tensor.policy.is_node:
                 self._of_edges = self._of_sources()
             elif world.is_host:
-                self._of_edges = self.tensor.window.memory(world.host_index)
+                self._of_edges = self.tensor.memory(world.host_index)
         super().prepare()
         self._of_edges = np.empty(0, np.int64)  # a slice would keep them
 
@@ -257,7 +253,7 @@ class EdgeTimes(VersionedTables):
         sources = np.empty(0, np.int64)
         if world.is_host:
             sources = self._topology.adjacency(self.relation, world.host_index).indices.astype(np.int64)
-        return fetch_together(self.tensor.window, sources)
+        return fetch_together(self.tensor.window, self.tensor.numbers(sources))
 
 
 class MaskCounts:
@@ -342,7 +338,7 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
     """Count the selected rows of some masks, the same ones on every rank."""
     if not masks:
         return []
-    bounds = [block_bounds(mask.window.offsets) for mask in masks]
+    bounds = [block_bounds(mask.offsets) for mask in masks]
     blocks = sum(table.shape[1] - 1 for table in bounds)  # of a host
     counted = np.empty((len(world.hosts), blocks), np.int64)
     own = np.empty(0, np.int64)

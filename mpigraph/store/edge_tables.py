@@ -1,11 +1,9 @@
-"""In-edges as plain arrays, the windows that they lie in, and how a host reads the edges of relations of few edges."""
+"""In-edges as plain arrays, and how a host reads the edges of relations of few edges."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
@@ -13,8 +11,6 @@ from mpigraph.errors import ShardFormatError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.messages import exchange_rows
 from mpigraph.mpi.world import World
-from mpigraph.rows.service import RowService
-from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, check_shared
 from mpigraph.storage.format import shared_dataset_name
 from mpigraph.store.host_ranges import parts_of_hosts
@@ -61,79 +57,6 @@ class Adjacency:
         """Return int64[nnz], the global destination of each edge."""
         rows = np.arange(len(self.indptr) - 1) if self.rows is None else self.rows.astype(np.int64)
         return self.first_node + np.repeat(rows, np.diff(self.indptr))
-
-
-class TableWindow:
-    """Tables that are divided among the hosts, each in its own way.
-
-    Attributes:
-        starts: int64[tables + 1, H], where the rows of each table begin among those of a host.
-    """
-
-    @collective("world.comm")
-    def __init__(self, service: RowService, tables: Sequence[I64] | I64, dtype: npt.DTypeLike) -> None:
-        """Allocate zeros; host h holds the rows ``[offsets[h], offsets[h + 1])`` of each table's offsets."""
-        hosts = len(service.world.hosts)
-        self._tables = np.array(tables, np.int64).reshape(len(tables), hosts + 1)
-        sizes = np.diff(self._tables, axis=1)
-        self.starts = np.concatenate([np.zeros((1, hosts), np.int64), np.cumsum(sizes, axis=0)])
-        self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
-
-    def segment(self, table: int, host: int) -> Array:
-        """Return a table's rows on a local host, a writable view of the window's memory."""
-        begin, end = self.starts[table : table + 2, host]
-        return self._window.memory(host)[begin:end]
-
-    @property
-    def offsets(self) -> I64:
-        """int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])`` of all tables."""
-        return self._window.offsets
-
-    def begins(self, host: int) -> I64:
-        """Return int64[tables + 1], where the rows of each table begin among those of a host."""
-        return np.ascontiguousarray(self.starts[:, host])
-
-    def numbers(self, table: int, ids: I64) -> I64:
-        """Return the numbers of a table's rows (int64[n], all valid) among those of all tables and hosts.
-
-        They rise with the rows. With a single table they are the rows themselves.
-        """
-        if len(self._tables) == 1:
-            return ids
-        offsets = self._tables[table]
-        host = np.searchsorted(offsets, ids, side="right") - 1
-        begins = self.offsets[:-1] + self.starts[table] - offsets[:-1]
-        numbers: I64 = ids + begins[host]
-        return numbers
-
-    def gather(self, table: int, ids: I64) -> Array:
-        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
-        return self._window.gather(self.numbers(table, ids))
-
-    def memory(self, host: int) -> Array:
-        """Return all tables' rows on a local host, one after another."""
-        return self._window.memory(host)
-
-    def fill(self, tables: Iterable[int], host: int, values: Array) -> None:
-        """Set the rows of some tables on a local host to ``values``, table after table."""
-        at = 0
-        for table in tables:
-            rows = self.segment(table, host)
-            rows[:] = values[at : at + len(rows)]
-            at += len(rows)
-
-    def sync(self) -> None:
-        """Order the plain stores and loads of this process with those of the others."""
-        self._window.sync()
-
-    def retire(self) -> None:
-        """See :meth:`.RowWindow.retire`."""
-        self._window.retire()
-
-    @collective("world.comm")
-    def close(self) -> None:
-        """Free the memory; a second call does nothing."""
-        self._window.close()
 
 
 # Relations of few edges are *listed*: their tables have rows for the destinations, and the sources, that have edges,

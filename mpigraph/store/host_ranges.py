@@ -114,20 +114,15 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
     Raises:
         PartitionError: they have not; on every rank.
     """
-    text = f"{config.checksum} {config.identity} {config.path}"
-    replies = gather(text.encode(errors="backslashreplace"))  # a path may be no text
-    if len(set(replies)) == 1:
-        return
-    ranks: dict[str, list[int]] = {}
-    places: dict[str, str] = {}  # by checksum, as the first rank with it names them
+    text = f"{config.checksum} partitioning {config.identity} at {config.path}"
+    replies = [reply.decode() for reply in gather(text.encode(errors="backslashreplace"))]  # a path may be no text
+    ranks: dict[str, list[int]] = {}  # by checksum
     for rank, reply in enumerate(replies):
-        checksum, identity, path = reply.decode().split(" ", 2)
-        ranks.setdefault(checksum, []).append(rank)
-        places.setdefault(checksum, f"partitioning {identity} at {path}")
+        ranks.setdefault(reply.partition(" ")[0], []).append(rank)
     if len(ranks) > 1:
         from mpigraph.mpi.agree import everywhere
 
-        kinds = [f"{places[key]} on rank {', '.join(map(str, members))}" for key, members in ranks.items()]
+        kinds = [f"{replies[of[0]].partition(' ')[2]} on rank {', '.join(map(str, of))}" for of in ranks.values()]
         raise everywhere(
             PartitionError(
                 f"graph {config.graph_name!r}: nodes have different partitionings under one name: {'; '.join(kinds)}"

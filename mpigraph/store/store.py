@@ -4,7 +4,7 @@ The methods that make or free something are collective and change the store of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -17,10 +17,12 @@ from mpigraph.mpi.agree import together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_cache import RowCache, slots_for
-from mpigraph.rows.row_tensor import JointTensor, Policy, RowTensor
+from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.service import RowService
 from mpigraph.rows.trial import choose_transport
+from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows, read_together
+from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
@@ -183,15 +185,11 @@ class Store:
         masks = [
             tensor
             for number, tensor in self.tensors.items()
-            if tensor.version and is_mask(tensor) and self._counts_are_stale(number)
-            if not isinstance(tensor, JointTensor)
+            if tensor.version and is_mask(tensor)
+            if (counts := self._derived.get((MaskCounts, number))) is None or counts.stale
         ]
-        for mask, counts in zip(masks, count_masks(self.world, masks), strict=True):
-            self._derived[MaskCounts, mask.number] = counts
-
-    def _counts_are_stale(self, number: int) -> bool:
-        counts = self._derived.get((MaskCounts, number))
-        return counts is None or counts.stale
+        counted = count_masks(self.world, masks)
+        self._derived.update({(MaskCounts, mask.number): of for mask, of in zip(masks, counted, strict=True)})
 
     @collective("world.comm")
     def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
@@ -256,65 +254,47 @@ class Store:
         for policy, name, info in _features_of(kept):
             graph.features[policy, name] = 0
             alike.setdefault((name, info, None if (policy, name) in in_common else policy), []).append(policy)
-        joint = []
         for (name, info, _), policies in alike.items():
-            about: dict[str, Any] = {"graph": kept.graph_name, "name": name, "row_shape": info.shape}
-            about |= {"dtype": info.dtype, "narrow": info.narrow}
-            tables = np.array([policy.offsets(graph.topology.hosts) for policy in policies])
-            window = JointTensor(self.rows, tables, number=self.new_number(), **about) if len(policies) > 1 else None
-            if window is not None:
-                self._add(window)
-                joint.append(window)
-            for policy, offsets in zip(policies, tables, strict=True):
-                tensor = RowTensor(self.rows, offsets, number=self.new_number(), policy=policy, joint=window, **about)
-                self._add(tensor)
-                graph.features[policy, name] = tensor.number
+            tensors = self.create_tensors(graph.topology, name, policies, info.shape, info.dtype, info.narrow)
+            graph.features.update({(tensor.policy, name): tensor.number for tensor in tensors})
             with together(self.world.comm, f"loading feature {name!r} of graph {kept.graph_name!r}"):
                 if self.world.is_host:
-                    host = self.world.host_index
-                    with (window or tensor).writing(host) as rows:
-                        _read_feature(files, name, info, policies, tables[:, host : host + 2], rows)
+                    host, window = self.world.host_index, tensors[0].window
+                    _read_feature(files, name, info, policies, window.tables[:, host : host + 2], window.memory(host))
         self.rows.segments.sync()
         with self.world.watch("loading features"):
             self.world.comm.Barrier()
         self.rows.segments.sync()
-        for tensor in (*map(self.tensors.__getitem__, graph.features.values()), *joint):
-            tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
+        for number in graph.features.values():  # the hosts have written them, as every rank knows
+            self.tensors[number].advance(None)
         self._count_masks()
 
     @collective("world.comm")
-    def create_tensor(
+    def create_tensors(
         self,
         topology: Topology,
         name: str,
-        policy: Policy,
+        policies: Sequence[Policy],
         row_shape: Iterable[int],
         dtype: str,
         narrow: str = "",
-    ) -> RowTensor:
-        """Make a tensor of zeros over the hosts of a graph, stored in its dtype or a ``narrow`` one.
+    ) -> list[RowTensor]:
+        """Make tensors of zeros in one window over the hosts of a graph, stored in their dtype or a ``narrow`` one.
 
         Raises:
-            SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
+            SharedMemoryError: a node's shared memory cannot hold the rows; on every rank.
             CollectiveError: MPI has no communicators left; on every rank.
         """
-        tensor = RowTensor(
-            self.rows,
-            policy.offsets(topology.hosts),
-            number=self.new_number(),
-            graph=topology.name,
-            name=name,
-            policy=policy,
-            row_shape=tuple(row_shape),
-            dtype=dtype,
-            narrow=narrow,
-        )
-        self._add(tensor)
-        return tensor
-
-    def _add(self, tensor: RowTensor) -> None:
-        self.tensors[tensor.number] = tensor
-        self._newest_tensor = tensor.number
+        stored = narrow or dtype
+        tables = np.array([policy.offsets(topology.hosts) for policy in policies])
+        window = RowWindow(self.rows, tables, tuple(row_shape), storage_dtype(stored), f"tensor {name!r}")
+        tensors = [
+            RowTensor(window, table, self.new_number(), topology.name, name, policy, dtype, stored)
+            for table, policy in enumerate(policies)
+        ]
+        self.tensors.update({tensor.number: tensor for tensor in tensors})
+        self._newest_tensor = tensors[-1].number
+        return tensors
 
     def advance(self, numbers: Iterable[int], last_writes: Mapping[int, int]) -> None:
         """Count up the versions of tensors that some rank wrote, known on every rank.
@@ -328,8 +308,8 @@ class Store:
     @collective("world.comm")
     def open_caches(
         self, groups: Iterable[tuple[list[int], int]], ahead: int, local_too: bool = False
-    ) -> dict[int, RowCache]:
-        """Make a cache for each of some tensors.
+    ) -> list[RowCache]:
+        """Make a cache for the window of each of some tensors.
 
         Args:
             groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
@@ -338,23 +318,23 @@ class Store:
             local_too: cache rows of this node, too.
 
         Returns:
-            The caches by number of their tensor.
+            The caches in the order of the tensors.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold them; on every rank.
             CollectiveError: MPI has no communicators left; on every rank.
         """
-        caches: dict[int, RowCache] = {}
+        caches: list[RowCache] = []
         try:
             for numbers, nbytes in groups:
                 tensors = [self.tensors[number] for number in numbers]
                 promised = sum(cache.nbytes for cache in self.caches.values())
-                slots = slots_for(self.world, tensors, nbytes, promised, local_too)
+                slots = slots_for(self.world, [tensor.window for tensor in tensors], nbytes, promised, local_too)
                 for tensor, count in zip(tensors, slots, strict=True):
-                    cache = RowCache(self.world, self.new_number(), tensor, count, ahead)
-                    caches[tensor.number] = self.caches[cache.number] = cache
+                    caches.append(RowCache(self.world, self.new_number(), tensor.window, count, ahead, tensor.name))
+                    self.caches[caches[-1].number] = caches[-1]
         except MPIGraphError:  # on every rank
-            self.free([cache.number for cache in caches.values()])
+            self.free([cache.number for cache in caches])
             raise
         return caches
 
@@ -362,20 +342,18 @@ class Store:
     def free(self, numbers: Iterable[int]) -> None:
         """Free tensors and caches by number, in ascending order; unknown numbers were freed before."""
         kinds: tuple[dict[int, Any], ...] = (self.caches, self.tensors)
-        going = self.with_joint(numbers)
+        going = sorted(numbers)
         self.free_derived(going)
-        for number in sorted(going):
+        for number in going:
             for kind in kinds:
                 if number in kind:
                     kind.pop(number).close()
 
-    def with_joint(self, numbers: Iterable[int]) -> set[int]:
-        """Return numbers of tensors to be freed, and those of joint tensors that then have no members left."""
-        going = {*numbers}
-        tensors = [self.tensors[number] for number in going & self.tensors.keys()]
-        joint = {tensor.joint for tensor in tensors if tensor.joint is not None}
-        left = self.tensors.keys() - going
-        return going | {tensor.number for tensor in joint if not any(one.number in left for one in tensor.members)}
+    def windows_of(self, numbers: Iterable[int]) -> list[RowWindow]:
+        """Return the windows that go when some tensors are freed."""
+        going = set(self.tensors).intersection(numbers)
+        windows = {self.tensors[number].window.number: self.tensors[number].window for number in sorted(going)}
+        return [window for window in windows.values() if window.tensors.keys() <= going]
 
     @collective("world.comm")
     def free_derived(self, numbers: Iterable[int]) -> None:

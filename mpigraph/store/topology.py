@@ -22,10 +22,11 @@ from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.messages import sum_over_ranks
 from mpigraph.rows.segments import check_shared_memory
 from mpigraph.rows.service import RowService
+from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.edge_tables import Adjacency, ListedEdges, ListedRows, TableWindow
+from mpigraph.store.edge_tables import Adjacency, ListedEdges, ListedRows
 from mpigraph.store.host_ranges import host_memory
 
 
@@ -65,7 +66,7 @@ class Topology:
         self.dtype = index_dtype(int(self._nodes[:, -1].max()))
         self.listed: Mask = np.zeros(len(config.schema.relations), np.bool_)
         self.listed[list(config.shared)] = True
-        self._windows: list[TableWindow] = []
+        self._windows: list[RowWindow] = []
         try:
             with together(world.comm, f"loading graph {config.graph_name!r}"):
                 listed = ListedEdges.nothing()
@@ -80,7 +81,10 @@ class Topology:
         except MPIGraphError:  # on every rank
             self.close()
             raise
-        self._sync()
+        service.segments.sync()  # the stores of the hosts are there for all loads
+        with world.watch("loading a graph"):
+            world.comm.Barrier()
+        service.segments.sync()
 
     @collective("world.comm")
     def _allocate(self, service: RowService, listed: ListedEdges) -> None:
@@ -126,11 +130,15 @@ class Topology:
         indptr[np.arange(len(begins)) + place] = begins - first_edges[place]
         indptr[np.searchsorted(of_rows, shared, "right") + np.arange(len(shared))] = end_edges - first_edges
         for of_each, numbers in ((self._indptr, indptr), (self.edges, listed.sources), (self._degrees, degrees)):
-            of_each.fill(shared, host, numbers)
+            at = 0
+            for relation in shared:
+                rows = of_each.segment(relation, host)
+                rows[:] = numbers[at : at + len(rows)]
+                at += len(rows)
 
     @collective("world.comm")
-    def _window(self, service: RowService, tables: I64, dtype: npt.DTypeLike) -> TableWindow:
-        self._windows.append(TableWindow(service, tables, dtype))
+    def _window(self, service: RowService, tables: I64, dtype: npt.DTypeLike) -> RowWindow:
+        self._windows.append(RowWindow(service, tables, (), dtype))
         return self._windows[-1]
 
     def _load(self, relation: int, files: PartFiles) -> None:
@@ -222,7 +230,7 @@ class Topology:
         dst = self.config.schema.ends(relation)[1]
         owner, rows, known = self._find(self._destinations, self.rows, relation, dst, ids)
         degrees = np.zeros(len(ids), np.int64)
-        degrees[known] = self._indptr.gather(relation, rows + owner + 1) - self._indptr.gather(relation, rows + owner)
+        degrees[known] = _read(self._indptr, relation, rows + owner + 1) - _read(self._indptr, relation, rows + owner)
         return degrees
 
     def out_degrees(self, ids: I64, relation: int) -> I64:
@@ -233,11 +241,11 @@ class Topology:
         src = self.config.schema.ends(relation)[0]
         _, rows, known = self._find(self._sources, self._sources_of, relation, src, ids)
         degrees = np.zeros(len(ids), np.int64)
-        degrees[known] = self._degrees.gather(relation, rows)
+        degrees[known] = _read(self._degrees, relation, rows)
         return degrees
 
     def _find(
-        self, listed: TableWindow, offsets: I64, relation: int, ntype: int, ids: I64
+        self, listed: RowWindow, offsets: I64, relation: int, ntype: int, ids: I64
     ) -> tuple[Array, I64, Array | slice]:
         """Find nodes (int64[n], global ids) among the rows of a relation, whose hosts' ranges are ``offsets``.
 
@@ -254,11 +262,11 @@ class Topology:
         high = end.copy()
         while (open_ := np.flatnonzero(low < high)).size:
             middle = (low[open_] + high[open_]) // 2
-            below = listed.gather(relation, middle) < wanted[open_]
+            below = _read(listed, relation, middle) < wanted[open_]
             low[open_[below]] = middle[below] + 1
             high[open_[~below]] = middle[~below]
         known = low < end
-        known[known] = listed.gather(relation, low[known]) == wanted[known]
+        known[known] = _read(listed, relation, low[known]) == wanted[known]
         return owner[known], low[known], known
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
@@ -272,29 +280,25 @@ class Topology:
         low, high = self.rows[relation, owner], self.rows[relation, owner + 1] - 1
         while (low < high).any():  # the last row whose first edge is not behind the edge
             middle = (low + high + 1) // 2
-            begins = self._indptr.gather(relation, middle + owner)
+            begins = _read(self._indptr, relation, middle + owner)
             low = np.where(begins <= local, middle, low)
             high = np.where(begins <= local, high, middle - 1)
         if self.listed[relation]:
-            low = self._destinations.gather(relation, low) + self._nodes[self.config.schema.ends(relation)[1], owner]
-        return self.edges.gather(relation, eids).astype(np.int64), low.astype(np.int64)
-
-    def _sync(self) -> None:
-        """Make the stores of the hosts visible to all loads."""
-        for tables in self._windows:
-            tables.sync()
-        with self.world.watch("loading a graph"):
-            self.world.comm.Barrier()
-        for tables in self._windows:
-            tables.sync()
+            low = _read(self._destinations, relation, low) + self._nodes[self.config.schema.ends(relation)[1], owner]
+        return _read(self.edges, relation, eids).astype(np.int64), low.astype(np.int64)
 
     def retire(self) -> None:
         """Refuse reads from now on, and wait for those of other threads; while hosts answer."""
-        for tables in self._windows:
-            tables.retire()
+        for window in self._windows:
+            window.retire()
 
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
-        for tables in self._windows:
-            tables.close()
+        for window in self._windows:
+            window.close()
+
+
+def _read(window: RowWindow, table: int, ids: I64) -> Array:
+    """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
+    return window.gather(window.numbers(table, ids))

@@ -78,7 +78,7 @@ def test_one_read_serves_all_relations(job: SharedJob, num_parts: int, together:
     path = job.write(write, num_parts, together)
     g = job.open(path)
     fetcher = FeatureFetcher(g.edges, False, "w", "x")
-    assert len(fetcher.together) == 4 and sum(len(of.features) == SHARING - 1 for of in fetcher.together) == 2
+    assert sorted(len(of._tensors) for of in fetcher.together) == [1, 1, SHARING - 1, SHARING - 1]
     ids = {relation: some(g, relation, job.rank) for relation in SCHEMA.relations}
     data: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in SCHEMA.relations}
     transport, asked = g.session.store.rows.transport, []
@@ -191,26 +191,25 @@ def test_memory_goes_with_the_last_of_them(tmp_path: Path) -> None:
     def body() -> None:
         g = DistGraph("joint", part_config=path)
         tensors = [g.edges[relation].data["w"] for relation in SCHEMA.relations[1:] if relation != WITHOUT]
-        joint = tensors[0].joint
-        assert joint is not None
-        copied, rows, open_meanwhile = Copying(), joint.rows, list[bool]()
+        window = tensors[0].rows.window
+        copied, open_meanwhile = Copying(), list[bool]()
         tensors[-1].rows.copying = copied  # as for a checkpoint
 
         def end() -> None:
             try:
-                open_meanwhile.append(len(rows.segment(0)) > 0)
+                open_meanwhile.append(len(window.memory(0)) > 0)
             finally:
                 copied.end()
 
         ends = Timer(0.2, end)
         ends.start()
         for tensor in tensors:
-            assert len(joint[:]) == sum(SIZES[1:]) - SIZES[4]
+            assert len(window.gather(np.arange(len(window)))) == sum(SIZES[1:]) - SIZES[4]
             tensor.close()
         ends.join()
         assert open_meanwhile == [True]
         with pytest.raises(ClosedError):
-            joint[:]
+            window.gather(np.arange(len(window)))
         assert dist.DistTensor is DistTensor and len(g.edges[SCHEMA.relations[1]].data["x"][:]) == SIZES[1]
 
     alone(body)
@@ -221,9 +220,7 @@ def test_their_memory_stays_while_one_is_drawn_by(job: SharedJob) -> None:
     """A thread of trainer 0 is drawing by the last of them when all trainers close it."""
     g = job.open(job.write(write, 4))
     tensors = [g.edges[relation].data["w"] for relation in SCHEMA.relations[1:] if relation != WITHOUT]
-    last, joint, open_tensors = tensors[-1].rows, tensors[0].joint, g.session.store.tensors
-    assert joint is not None
-    number, inside, closed = joint.rows.number, Event(), Event()
+    last, window, inside, closed = tensors[-1].rows, tensors[0].rows.window, Event(), Event()
 
     def draw() -> None:
         with last.drawing:
@@ -236,9 +233,12 @@ def test_their_memory_stays_while_one_is_drawn_by(job: SharedJob) -> None:
         assert inside.wait(60)
     for tensor in tensors:
         tensor.close()
-    kept = last.number in open_tensors and number in open_tensors
+    host = int(np.flatnonzero(g.session.world.is_local)[0])
+    kept = last.number in g.session.store.tensors and window.memory(host) is not None
     closed.set()
     if g.rank() == 0:
         thread.join()
     g.barrier()
-    on_all(job.trainers, kept and last.number not in open_tensors and number not in open_tensors)
+    with pytest.raises(ClosedError):
+        window.memory(host)
+    on_all(job.trainers, kept and last.number not in g.session.store.tensors)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.kernels.row_ops import move_rows
 from mpigraph.rows.rma import _Get
 from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import RemoteRows
@@ -62,11 +63,15 @@ def main() -> None:
                 shares = zip(
                     targets, np.array_split(rows, len(targets)), np.array_split(places, len(targets)), strict=True
                 )
-                remote = [RemoteRows(rank, HELD, share, np.sort(at), distinct) for rank, share, at in shares]
+                remote = [RemoteRows(rank, HELD, share, np.sort(at)) for rank, share, at in shares]
                 timed.inside, begin = 0.0, thread_time()
-                gets = [_Get(window, asked, out, pool) for asked in remote]
+                asked_once = [(asked, [], []) if distinct else asked.once(pool) for asked in remote]
+                gets = [_Get(window, asked, out, pool) for asked, _, _ in asked_once]
                 for get in gets:
                     get.finish()
+                for _, repeats, equal in asked_once:
+                    if len(repeats):
+                        move_rows(out, equal, 0, out, repeats)
                 taken = thread_time() - begin
                 best = [min(best[0], taken - timed.inside), min(best[1], taken)]
                 for asked in remote:

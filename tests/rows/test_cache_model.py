@@ -2,6 +2,7 @@
 
 The trainers of a node share the slots. At each fence of one, others may read, write and evict: whatever they do, the
 answer for a row is a value that it had since the last control call, and the last one for the trainer that wrote it.
+Reads fail in between, and two readers share a cache, as they never should: that must not harm the lists of slots.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,16 @@ import numpy as np
 import pytest
 
 from mpigraph.arrays import I64, Array
-from mpigraph.kernels.row_slots import new_slots
+from mpigraph.kernels.row_slots import NEVER, new_slots
 from mpigraph.rows.lookahead import CachedRows, Read, UpcomingReads
 from mpigraph.rows.row_cache import RowCache, SlotTable
 from mpigraph.rows.segments import RowPool
 
 LOCAL, ROWS, WIDTH = 3, 16, 2  # rows of this node, rows in all, words of each
+
+
+class FailedError(Exception):
+    """A read that fails, as when a host closes the window."""
 
 
 class Rows:
@@ -42,14 +47,20 @@ class Rows:
     def staging_buffer(self, out: Array) -> Any:
         return nullcontext(out)
 
-    def gather(self, ids: I64, out: Array) -> None:
-        out[:] = self._node.words(ids).view(out.dtype)
+    def gather(self, ids: I64, out: Array | None = None) -> Array:
+        self._node.fail_at_times()
+        words = self._node.words(ids)
+        if out is not None:
+            out[:] = words.view(out.dtype)
+        return words
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
+        self._node.fail_at_times()
         out[positions] = self._node.words(ids[positions])
 
     def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
         assert len(np.unique(rows)) == len(rows) and (rows >= LOCAL).all()
+        self._node.fail_at_times()
         fetched = self._node.words(rows)
         self._node.step_of_others()
         meanwhile()
@@ -63,32 +74,44 @@ class Trainer:
         self.node, self.rows = node, Rows(node)
         tensor: Any = self.rows
         cache = RowCache.__new__(RowCache)
-        cache.rows, cache.per_trainer, cache.slots = tensor, per_trainer, node.table
+        cache.window, cache.per_trainer, cache.slots = tensor, per_trainer, node.table
         cache._me, cache._own = me, new_slots(me * per_trainer, per_trainer, ahead)
-        self.ahead = ahead
-        self.upcoming = UpcomingReads(tensor)
-        self.readers = [  # a tensor of two names has one cache
-            CachedRows(tensor, cache, self.upcoming, RowPool()) for _ in range(node.draws.integers(1, 3))
-        ]
+        self.own = cache._own
+        self.readers = [CachedRows(tensor, cache, UpcomingReads(tensor)) for _ in range(node.draws.choice([1, 1, 2]))]
         self.batch = 0
         self.busy = False
 
-    def announce(self, ids: I64) -> None:
+    def announce(self, reader: CachedRows, ids: I64) -> None:
         self.batch += 1
-        announced = self.upcoming.announce(self.batch, ids)
-        for reader in self.readers:
-            reader.announce(*announced)
+        reader.announce(*reader.upcoming.announce(self.batch, ids))
 
-    def read(self) -> None:
+    def read(self, reader: CachedRows) -> None:
         """Read the oldest announced minibatch, and compare it with the dict."""
-        read = self.upcoming.reads[0]
+        read = reader.upcoming.reads[0]
         self.busy = True
-        for reader in self.readers:
-            out = np.full((len(read.ids), WIDTH), -1, np.int64)
+        out = np.full((len(read.ids), WIDTH), -1, np.int64)
+        try:
             reader.read(read, out)
             self.check(read, out)
-        self.busy = False
-        self.upcoming.done()
+        except FailedError:
+            if self.node.draws.random() < 0.5:
+                return  # and try again later
+        finally:
+            self.busy = False
+        reader.upcoming.done()
+
+    def check_lists(self) -> None:
+        """Each slot whose row is read by a known minibatch is on one list, and idle ones are in the ring once."""
+        own, listed = self.own, list[int]()
+        for at, head in enumerate(own.lists.tolist()):
+            while head >= 0:
+                assert len(listed) <= len(own.next_use) and own.next_use[head] & (len(own.lists) - 1) == at
+                listed.append(head)
+                head = int(own.following[head])
+        used, begin, idle, _ = own.state.tolist()
+        assert sorted(listed) == np.flatnonzero(own.next_use[:used] != NEVER).tolist()
+        ring = own.idle[(begin + np.arange(idle)) % max(1, len(own.idle))]
+        assert sorted(ring.tolist()) == np.flatnonzero(own.is_idle[:used]).tolist()
 
     def check(self, read: Read, out: Array) -> None:
         for v, words in zip(read.ids.tolist(), out.tolist(), strict=True):
@@ -142,17 +165,22 @@ class Node:
 
     def step(self, trainer: Trainer) -> None:
         kind = self.draws.random()
+        reader = trainer.readers[self.draws.integers(len(trainer.readers))]
         if kind < 0.08:
             self.write(trainer)
         elif kind < 0.11:
-            trainer.upcoming.clear()
-            for reader in trainer.readers:
-                reader.clear()
-        elif len(trainer.upcoming.reads) <= self.fewest and kind < 0.7:
+            reader.upcoming.clear()
+            reader.clear()
+        elif len(reader.upcoming.reads) <= self.fewest and kind < 0.7:
             ids = np.floor(ROWS * self.draws.random(self.draws.integers(0, 9)) ** 2).astype(np.int64)
-            trainer.announce(ids if self.draws.random() < 0.3 else np.unique(ids))
-        elif trainer.upcoming.reads:
-            trainer.read()
+            trainer.announce(reader, ids if self.draws.random() < 0.3 else np.unique(ids))
+        elif reader.upcoming.reads:
+            trainer.read(reader)
+        trainer.check_lists()
+
+    def fail_at_times(self) -> None:
+        if self.draws.random() < 0.03:
+            raise FailedError
 
     def step_of_others(self) -> None:
         """Let trainers that are not inside a read do something."""

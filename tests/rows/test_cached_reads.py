@@ -75,9 +75,9 @@ class Reader:
         self.session = session = g.session
         self.rows = g.ndata["feat"].rows
         caches = session.control.call(Operation.OPEN_CACHES, groups=[[[self.rows.number], nbytes]], ahead=ahead)
-        self.cache = caches[self.rows.number]
+        self.cache = caches[0]
         self.upcoming = UpcomingReads(self.rows.window)
-        self.cached = CachedRows(self.rows, self.cache, self.upcoming, session.pool)
+        self.cached = CachedRows(self.rows, self.cache, self.upcoming)
 
     def announce(self, batch: int, ids: I64) -> None:
         self.cached.announce(*self.upcoming.announce(batch, ids))
@@ -131,7 +131,7 @@ def test_trainers_of_a_node_fetch_a_row_once(layout: Job, oracle, fetched: list[
         g = open_graph(path)
         world, values = g.session.world, values_of(g).numpy()
         reader = Reader(g, 1 << 20)
-        assert reader.cache.per_trainer == remote_rows(reader.rows)
+        assert reader.cache.per_trainer == remote_rows(reader.rows.window)
         fetched.clear()
         most = world.allreduce_minmax(world.num_local_trainers, True)
         for turn in range(most):

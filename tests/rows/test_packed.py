@@ -14,7 +14,7 @@ from mpigraph.errors import ClosedError
 from mpigraph.mpi import hosts as requests
 from mpigraph.mpi.hosts import REQUEST, Kind
 from mpigraph.mpi.world import World
-from mpigraph.rows.transport import HostMutex, RemoteRows, split_requests
+from mpigraph.rows.transport import HostMutex
 from mpigraph.rows.trial import choose_transport
 
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
@@ -71,10 +71,10 @@ def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
         world = service.world
         window = filled_window(service, (), "i8")
         if world.is_host:
-            service.packed.forget(window.handle)
+            service.packed.forget(window)
         world.comm.Barrier()
         if world.is_trainer:
-            with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
+            with pytest.raises(ClosedError, match=f"rank .* of window {window.number}"):
                 window.scatter(np.arange(len(window)), np.zeros(len(window), np.int64))
         meet(world, service.hosts.progress)
         window.close()
@@ -120,7 +120,7 @@ def test_damaged_requests_get_an_empty_reply(layout: Job) -> None:
         window = filled_window(service, (), "i8")
         way = service.packed
         if world.is_trainer:
-            number = window.handle.number
+            number = window.number
             damaged = {
                 "short": [Kind.READ, number],
                 "window": [Kind.READ, 999, 1, 8, 0],
@@ -184,13 +184,6 @@ def test_requests_taken_in_at_once_are_bounded(
         assert not wrong and all(held <= 2 * largest for _, held in seen)
         assert bound == "bytes" or all(tasks <= 2 for tasks, _ in seen)
         window.close()
-
-
-def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.rows.transport.MAX_ROWS", 3)
-    remote = [RemoteRows(5, 9, np.arange(7), np.arange(7)), RemoteRows(6, 9, np.arange(2), np.arange(2))]
-    sizes = [[(rows.rank, len(rows.rows)) for rows in requests] for requests in split_requests(remote)]
-    assert sizes == [[(5, 3), (6, 2)], [(5, 3)], [(5, 1)]]
 
 
 @pytest.mark.slow

@@ -29,8 +29,7 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     session = current()
     world = session.world
     rows = g.ndata["feat"].rows
-    caches = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
-    cache: RowCache = caches[rows.number]
+    cache: RowCache = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)[0]
     held = world.is_local[rows.window.host_of(np.arange(NUM_NODES))]
     own = np.flatnonzero(~held)[world.local_trainer :: world.num_local_trainers][: cache.per_trainer]
     assert cache.per_trainer == 14 // world.num_local_trainers
@@ -93,8 +92,7 @@ def test_no_stop_of_the_writer_shows_another_rows_data(job: SharedJob, oracle) -
     session = current()
     tensor = g.ndata["feat"].rows
     budget = HINTS + 2 * (ROW + 8)
-    caches = session.control.call(Operation.OPEN_CACHES, groups=[[[tensor.number], budget]], ahead=8)
-    cache: RowCache = caches[tensor.number]
+    cache: RowCache = session.control.call(Operation.OPEN_CACHES, groups=[[[tensor.number], budget]], ahead=8)[0]
     assert cache.per_trainer == 2 and cache.refresh()
     shared, fields = cache.slots, ("hint", "tags", "versions", "words")
     values = np.repeat(np.arange(NUM_NODES) + 1, 3).astype(shared.words.dtype).reshape(NUM_NODES, 3)

@@ -42,7 +42,7 @@ def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
     def body() -> None:
         g = dist.DistGraph(NAME, part_config=oracle(3))
         loaded, tensors = g._topology, current().store.tensors.values()
-        windows = [*(tables._window for tables in loaded._windows), *(t.window for t in tensors)]
+        windows = {window.number: window for window in (*loaded._windows, *(t.window for t in tensors))}.values()
         forecast = host_memory(loaded.config, loaded.hosts)
         for host in range(loaded.hosts.num_parts):
             taken = sum(-(-int(np.diff(w.offsets)[host]) * w.row_bytes // 4096) * 4096 for w in windows)

@@ -29,12 +29,12 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
         window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
         way = service.packed
         if world.is_host and stop == "before":
-            way.forget(window.handle)
+            way.forget(window)
         world.comm.Barrier()
         if world.is_trainer:
             reader = Thread(target=lambda: None)
             if stop == "before":
-                with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
+                with pytest.raises(ClosedError, match=f"rank .* of window {window.number}"):
                     window.gather(np.arange(len(window)), transport=way)
             else:
                 reader = Thread(target=read_until_closed, args=(window, way))
@@ -43,7 +43,7 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
             assert np.array_equal(kept.gather(ids, transport=way), row_values(ids, (), "i8"))
         if world.is_host and stop == "within":
             time.sleep(0.02)
-            way.forget(window.handle)
+            way.forget(window)
         meet(world, service.hosts.progress)
         if world.is_trainer:
             still_answer(reader)

@@ -22,7 +22,7 @@ from mpigraph.rows import segments
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.service import RowService
-from mpigraph.rows.transport import RemoteRows, WindowHandle
+from mpigraph.rows.transport import RemoteRows
 from mpigraph.rows.trial import choose_transport, patience
 from mpigraph.rows.window import RowWindow
 
@@ -52,7 +52,7 @@ def test_the_faster_of_two_ways_that_work_reads_rows(layout: Job, faster: str, m
     slower = PackedTransport if faster == "rma" else RmaTransport
     read = slower.read
 
-    def late(self: Any, window: WindowHandle, remote: list[RemoteRows], out: Array, call: Meanwhile) -> None:
+    def late(self: Any, window: RowWindow, remote: list[RemoteRows], out: Array, call: Meanwhile) -> None:
         time.sleep(0.1 * (len(remote[0].rows) > 1000))
         read(self, window, remote, out, call)
 
@@ -70,7 +70,7 @@ def read_a_row_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail as MPICH 4.0 does with memory that does not begin at a multiple of 16."""
     read = RmaTransport.read
 
-    def wrong(self: RmaTransport, window: WindowHandle, remote: list[RemoteRows], out: Array, call: Meanwhile) -> None:
+    def wrong(self: RmaTransport, window: RowWindow, remote: list[RemoteRows], out: Array, call: Meanwhile) -> None:
         read(self, window, remote, out, call)
         if len(remote[0].rows) < 100:  # single rows alone
             out[remote[0].positions[0]] += 1
@@ -139,7 +139,7 @@ def test_windows_that_are_not_even_tried_are_told_once(
 
 
 def read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(self: PackedTransport, window: WindowHandle, remote: object, out: Array, call: Meanwhile) -> None:
+    def nothing(self: PackedTransport, window: RowWindow, remote: object, out: Array, call: Meanwhile) -> None:
         out[:] = 0
         call()
 

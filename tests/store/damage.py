@@ -103,8 +103,8 @@ def opened(path: str, to: Path) -> bytes:
             nodes = np.arange(graph.topology.config.book.num_nodes(src))
             arrays += [edges.indptr, edges.indices, graph.topology.out_degrees(nodes, relation)]
         for (policy, name), number in sorted(graph.features.items(), key=str):
-            rows = store.tensors[number].window
-            arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), rows.gather(np.arange(len(rows)))]
+            rows = store.tensors[number]
+            arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), rows.gather(np.arange(rows.shape[0]))]
         return digest(*arrays)
     finally:
         del store.graphs[NAME], store.graph_of_number[graph.number]

@@ -32,6 +32,7 @@ from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.segments import RowPool
+from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.exchanges import ByMessages, InRounds
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
@@ -352,29 +353,23 @@ class Minibatches:
         sampling = Sampling("sparse", self._traffic, ranks, asked + 1)
         graph = sampling.store.graph_of_number[1]
         world = world_of_many(0, ranks, PointToPoint(self._traffic, self._rows_of, head=False))
-        way = PackedTransport(Hosts(world))
+        pool = RowPool()
+        nothing: Any = None
+        way = PackedTransport(Hosts(world), pool, nothing)
         service: Any = SimpleNamespace(
             world=world,
             segments=_Segments(),
             one_sided=False,
             mutex=None,
             written=set(),
+            pool=pool,
             transport=way,
             packed=way,
             number_window=lambda: 1,
         )
-        rows = RowTensor(
-            service,
-            book_of_many(ranks).node_offsets[0],
-            number=1,
-            graph="g",
-            name="feat",
-            policy=Policy(True, 0),
-            row_shape=(WIDTH,),
-            dtype="float32",
-        )
-        rows.window.memory(0)[:] = np.arange(NODES)[:, None]
-        pool = RowPool()
+        window = RowWindow(service, book_of_many(ranks).node_offsets[0], (WIDTH,), "f4")
+        rows = RowTensor(window, 0, 1, "g", "feat", Policy(True, 0), "float32", "float32")
+        window.memory(0)[:] = np.arange(NODES)[:, None]
         session: Any = SimpleNamespace(world=world, pool=pool, check_thread=watched)
         tensors = {("node", "feat"): DistTensor.of_rows(session, "g", rows)}
         spaces: Any = SimpleNamespace(named=lambda *_: tensors)
@@ -383,9 +378,9 @@ class Minibatches:
         self._pipeline = Pipeline()
         if slots:
             self._pipeline.lookahead = 4
-            upcoming = fetcher.upcoming[("node",), b""] = UpcomingReads(rows.window)
-            cache = RowCache(world, 1, rows, slots, 4)
-            fetcher.together[0].reader = CachedRows(rows, cache, upcoming, pool)
+            upcoming = fetcher.upcoming[fetcher.together[0].alike] = UpcomingReads(window)
+            cache = RowCache(world, 1, window, slots, 4)
+            fetcher.together[0].reader = CachedRows(rows, cache, upcoming)
         layers = [Layer({0: Uniform(3)}), Layer({0: Uniform(3)})]
 
         def sample(seeds: I64) -> torch.Tensor:
