@@ -5,7 +5,7 @@ All loaders gather features in :meth:`FeatureFetcher.fetch`. The caches have the
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -61,6 +61,12 @@ class Stages(Generic[Sample]):
     receive: Callable[[Any], Any] = _as_made
     times: TypedIds | None = None  # of the seeds, in their form, if they have any
     placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
+
+
+Making: TypeAlias = tuple[
+    Callable[[Any], Any], Callable[[Any], Any], Callable[[Any, int], None], Sequence["FeatureFetcher[Any]"]
+]
+"""The four stages :attr:`.Stages.sample`, ``fetch``, ``announce`` and ``inputs``."""
 
 
 class ReadTogether(Generic[Kind]):
@@ -270,15 +276,20 @@ def cache_size(cache: object) -> int:
 
 @collective("trainers")
 def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]]) -> list[RowCache]:
-    """Open the caches of a loader, through which its fetchers read from now on.
+    """Open the caches of a loader, through which its fetchers read from now on, and count the rows that they read.
 
     Returns:
-        The caches, one for what is read at once.
+        The caches, one for what is read at once; none where no row is remote, or trainers must sample in step.
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
     """
+    for fetcher in fetchers:
+        fetcher.counted = True
     tensors = {of.tensor.rows.number: of.tensor for fetcher in fetchers for of in fetcher.together}
+    wanted = bool(tensors and (options.lookahead or options.total))
+    if session.world.all_local or not session.world.threads_may_communicate or not wanted:
+        return []
     groups = [(sorted(tensors), options.total)]
     caches: dict[int, RowCache] = session.control.call(
         Operation.OPEN_CACHES, doing="making caches", groups=groups, ahead=options.lookahead
