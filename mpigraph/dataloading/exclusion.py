@@ -41,36 +41,27 @@ def make_exclusion(
     """
     if exclude is None:
         return None
+    if isinstance(exclude, Mapping | torch.Tensor | np.ndarray | list | tuple):
+        ids = _of_types(_ascending, exclude)
+        return lambda g, seeds: by_relation(g.schema, ids, "edges to exclude")
     if callable(exclude):
-        return partial(_chosen, exclude)
-    ids: Any = None
-    if isinstance(exclude, Mapping):
-        ids = {etype: _ascending(of_type) for etype, of_type in exclude.items()}
-    elif isinstance(exclude, torch.Tensor | np.ndarray | list | tuple):
-        ids = _ascending(exclude)
-    if ids is not None:
-        return partial(_always, ids)
+        return lambda g, seeds: by_relation(g.schema, exclude(unwrap_edges(g.schema, seeds)), "edges to exclude")
     if exclude == "self":
-        return _self
+        return lambda g, seeds: seeds
     if exclude in ("reverse_id", "reverse_types"):
         pairs = cast(ByEdgeType[EdgeType], reverse_etypes) if exclude == "reverse_types" else None
-        return partial(_with_reverse, pairs, _tables(reverse_eids))
+        return partial(_with_reverse, pairs, _of_types(_table, reverse_eids))
     raise InvalidArgumentError(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
     )
 
 
-def _self(g: DistGraph, seeds: Eids) -> Eids:
-    return seeds
-
-
-def _always(edges: EdgeIds, g: DistGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, edges, "edges to exclude")
-
-
-def _chosen(choose: Callable[[EdgeTensors], EdgeIds], g: DistGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, choose(unwrap_edges(g.schema, seeds)), "edges to exclude")
+def _of_types(convert: Callable[[Any], Any], values: object) -> Any:
+    """Convert a value, or each of those by edge type."""
+    if isinstance(values, Mapping):
+        return {etype: convert(value) for etype, value in values.items()}
+    return convert(values)
 
 
 def _ascending(ids: IdsLike) -> torch.Tensor:
@@ -103,12 +94,6 @@ def _reverse(by_etype: Mapping[Relation, _Table], ids: torch.Tensor, g: DistGrap
             f"(got {len(table)})"
         )
     return as_ids(table[ids], "reverse_eids").cpu()
-
-
-def _tables(reverse_eids: ReverseEids) -> _Table | ByEdgeType[_Table]:
-    if isinstance(reverse_eids, Mapping):
-        return {etype: _table(table) for etype, table in reverse_eids.items()}
-    return _table(reverse_eids)
 
 
 def _table(table: IdsLike | DistTensor | None) -> _Table:

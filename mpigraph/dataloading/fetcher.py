@@ -33,14 +33,6 @@ Sample = TypeVar("Sample")
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
-def _tell_nobody(sample: object, batch: int) -> None:
-    """Announce nothing."""
-
-
-def _as_made(batch: object) -> Any:
-    return batch
-
-
 @dataclass(frozen=True)
 class Stages(Generic[Sample]):
     """The stages of a loader; they must not refer to the loader, which can be dropped while they work.
@@ -55,10 +47,10 @@ class Stages(Generic[Sample]):
 
     seeds: TypedIds
     sample: Callable[[Any], Sample]
-    fetch: Callable[[Sample], Any] = _as_made
-    announce: Callable[[Sample, int], None] = _tell_nobody
+    fetch: Callable[[Sample], Any] = lambda batch: batch
+    announce: Callable[[Sample, int], None] = lambda sample, batch: None
     inputs: Sequence["FeatureFetcher[Any]"] = ()  # gather the features of nodes and edges, which may be remote
-    receive: Callable[[Any], Any] = _as_made
+    receive: Callable[[Any], Any] = lambda batch: batch
     times: TypedIds | None = None  # of the seeds, in their form, if they have any
     placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
 
