@@ -270,10 +270,9 @@ class _Numbering:
         self._schema = g.schema
         none = np.empty(0, np.int64)
         self._times = None if times is None else np.unique(np.concatenate([none, *times.values()]))
-        num_times = 1 if self._times is None else max(len(self._times), 1)
         self._tables = {ntype: TreeIds() for ntype in g.schema.ntypes}
         for table in self._tables.values():
-            table.reset(none, none, num_times)
+            table.reset(none, none, 1 if self._times is None else max(len(self._times), 1))
         self._edges: list[dict[Relation, tuple[torch.Tensor, torch.Tensor]]] = []
 
     def add(self, pairs: Mapping[Relation, _Ends], times: Mapping[Relation, I64] | None) -> None:

@@ -186,14 +186,12 @@ def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eid
     width = max(g.num_nodes(back[0]), 1)
     keys = np.searchsorted(sources, ends[1].numpy()) * width + ends[0].numpy()
     order = np.lexsort((back_eids, keys))
-    keys = keys[order]
+    keys, back_eids = (np.append(some[order], -1) for some in (keys, back_eids))  # the last one is none
     wanted_keys = np.searchsorted(sources, src) * width + dst
     by_key = np.lexsort((eids, wanted_keys))
     sorted_wanted = wanted_keys[by_key]
     rank = np.arange(len(by_key)) - np.searchsorted(sorted_wanted, sorted_wanted)  # among parallel edges
-    place = np.searchsorted(keys, sorted_wanted) + rank
-    inside = np.minimum(place, max(len(keys) - 1, 0))
-    exists = (place < len(keys)) & (keys[inside] == sorted_wanted) if len(keys) else np.zeros(len(by_key), np.bool_)
-    reverse = np.full(len(by_key), -1, np.int64)
-    reverse[by_key[exists]] = back_eids[order][place[exists]]
+    place = np.minimum(np.searchsorted(keys[:-1], sorted_wanted) + rank, len(order))
+    reverse = np.empty_like(eids)
+    reverse[by_key] = np.where(keys[place] == sorted_wanted, back_eids[place], -1)
     return reverse

@@ -55,9 +55,7 @@ class Stages(Generic[Sample]):
     placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
 
 
-Making: TypeAlias = tuple[
-    Callable[[Any], Any], Callable[[Any], Any], Callable[[Any, int], None], Sequence["FeatureFetcher[Any]"]
-]
+Making: TypeAlias = tuple[Callable[..., Any], Callable[..., Any], Callable[..., None], Sequence["FeatureFetcher[Any]"]]
 """The four stages :attr:`.Stages.sample`, ``fetch``, ``announce`` and ``inputs``."""
 
 

@@ -38,15 +38,7 @@ from mpigraph.metadata.schema import Relation
 from mpigraph.namespaces import attach
 from mpigraph.sampling.minibatch import RandomContext
 
-__all__ = [
-    "GlobalUniform",
-    "InBatch",
-    "JointUniform",
-    "LocalUniform",
-    "NegativeSampler",
-    "PerSourceUniform",
-    "Uniform",
-]
+__all__ = ["GlobalUniform", "InBatch", "JointUniform", "LocalUniform", "NegativeSampler", "PerSourceUniform", "Uniform"]
 
 _Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Negatives: TypeAlias = _Pair | dict[Relation, _Pair]
