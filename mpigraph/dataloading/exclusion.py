@@ -186,7 +186,7 @@ def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eid
     width = max(g.num_nodes(back[0]), 1)
     keys = np.searchsorted(sources, ends[1].numpy()) * width + ends[0].numpy()
     order = np.lexsort((back_eids, keys))
-    keys, back_eids = (np.append(some[order], -1) for some in (keys, back_eids))  # the last one is none
+    keys, back_eids = (np.append(column[order], -1) for column in (keys, back_eids))  # -1: no edge
     wanted_keys = np.searchsorted(sources, src) * width + dst
     by_key = np.lexsort((eids, wanted_keys))
     sorted_wanted = wanted_keys[by_key]
