@@ -5,7 +5,7 @@ the negatives. It is the order of the blocks' output nodes, so a model's output 
 graphs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -22,11 +22,11 @@ from mpigraph.dataloading.negative_sampler import (
     describe_negatives,
     draw_negatives,
     find_edges,
+    redraw_newer,
 )
 from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, check_graph, has_method, needs_of
-from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampling_arguments import TimeFilter
+from mpigraph.distgraph.sampling_arguments import TimeFilter, check_times
 from mpigraph.distgraph.typed_ids import (
     ByEdgeType,
     EdgeIds,
@@ -204,8 +204,6 @@ class EdgePredictionSampler(Sampler):
         One-sided, like most negative samplers.
         """
         g = check_graph(g)
-        negatives: dict[Relation, _Ends] | None = None
-        excluded: EdgeTensors | None = None
         if self._looks_up:
             raise InvalidArgumentError(
                 f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
@@ -213,33 +211,52 @@ class EdgePredictionSampler(Sampler):
             )
         edges = find_edges(g, seed_edges)
         time_filter = needs_of(self.sampler).times
-        times = check_edge_times(
-            g, time_filter, {r: torch.from_numpy(e.eids) for r, e in edges.items()}, edge_label_time
-        )
+        times = check_edge_times(g, time_filter, edges, edge_label_time)
+        numbering = _Numbering(g, times)
+        numbering.add({relation: (of_type.src, of_type.dst) for relation, of_type in edges.items()}, times)
+        negatives, of_negatives = None, None
         if self.negative_sampler is not None:
             negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
+        excluded = None
         if self._exclusion is not None:
-            seeds = {relation: torch.from_numpy(of_relation.eids) for relation, of_relation in edges.items()}
+            seeds = {relation: torch.from_numpy(of_type.eids) for relation, of_type in edges.items()}
             excluded = unwrap_edges(g.schema, self._exclusion(g, seeds))
-        of_negatives = None
-        if times is not None and negatives is not None:
-            context, of_negatives = g.session.next_context(), {}
-            for r, pair in negatives.items():
-                of_relation = edges.get(r, NO_EDGES)
-                own = negative_times(r, of_relation, times.get(r, NO_EDGES.src), pair[0])
-                how = (cast(TimeFilter, time_filter), context, r, of_relation, own, pair)
-                negatives[r], of_negatives[r] = redraw_newer(g, *how)
-        numbering = _Numbering(g, times)
-        numbering.add({relation: (of_relation.src, of_relation.dst) for relation, of_relation in edges.items()}, times)
         if negatives is not None:
+            if time_filter is not None and times is not None:
+                context, of_negatives = g.session.next_context(), {}
+                for r, ends in negatives.items():
+                    positives = edges.get(r, NO_EDGES), times.get(r, NO_EDGES.src)
+                    negatives[r], of_negatives[r] = redraw_newer(g, time_filter, context, r, *positives, ends)
             numbering.add(negatives, of_negatives)
         graphs, nodes, node_times = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
-        ends, times_given = (
+        ends_of, times_of = (
             by_type if len(by_type) != 1 else by_type[g.schema.ntypes[0]] for by_type in (nodes, node_times)
         )
-        return Pairs(graphs, ends, excluded, times_given if node_times else None)
+        return Pairs(graphs, ends_of, excluded, times_of if node_times else None)
+
+
+def check_edge_times(
+    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[Relation, Sized], edge_label_time: EdgeIds | None
+) -> dict[Relation, I64] | None:
+    """Check the times of seed edges, and return them, int64[n] by relation in the order of ``ids``; None without.
+
+    Raises InvalidArgumentError if the sampler takes no times, or needs them.
+    """
+    if (time_filter is None) != (edge_label_time is None):
+        raise InvalidArgumentError(
+            "edge_label_time needs a sampler with time_attr, like NeighborSampler"
+            if time_filter is None
+            else f"edge_label_time is needed: the sampler filters by {time_filter.attr!r}"
+        )
+    if edge_label_time is None:
+        return None
+    given: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
+    none = np.empty(0, np.int64)
+    counts = {r: len(ids.get(r, ())) for r in {**ids, **given}}
+    times = {r: check_times(given.get(r, none), count, f"edge_label_time of {r}") for r, count in counts.items()}
+    return {r: times[r] for r in ids}
 
 
 as_edge_prediction_sampler = EdgePredictionSampler
@@ -253,10 +270,9 @@ class _Numbering:
         self._schema = g.schema
         none = np.empty(0, np.int64)
         self._times = None if times is None else np.unique(np.concatenate([none, *times.values()]))
-        num_times = 1 if self._times is None else max(len(self._times), 1)
         self._tables = {ntype: TreeIds() for ntype in g.schema.ntypes}
         for table in self._tables.values():
-            table.reset(none, none, num_times)
+            table.reset(none, none, 1 if self._times is None else max(len(self._times), 1))
         self._edges: list[dict[Relation, tuple[torch.Tensor, torch.Tensor]]] = []
 
     def add(self, pairs: Mapping[Relation, _Ends], times: Mapping[Relation, I64] | None) -> None:

@@ -41,36 +41,27 @@ def make_exclusion(
     """
     if exclude is None:
         return None
+    if isinstance(exclude, Mapping | torch.Tensor | np.ndarray | list | tuple):
+        ids = _of_types(_ascending, exclude)
+        return lambda g, seeds: by_relation(g.schema, ids, "edges to exclude")
     if callable(exclude):
-        return partial(_chosen, exclude)
-    ids: Any = None
-    if isinstance(exclude, Mapping):
-        ids = {etype: _ascending(of_type) for etype, of_type in exclude.items()}
-    elif isinstance(exclude, torch.Tensor | np.ndarray | list | tuple):
-        ids = _ascending(exclude)
-    if ids is not None:
-        return partial(_always, ids)
+        return lambda g, seeds: by_relation(g.schema, exclude(unwrap_edges(g.schema, seeds)), "edges to exclude")
     if exclude == "self":
-        return _self
+        return lambda g, seeds: seeds
     if exclude in ("reverse_id", "reverse_types"):
         pairs = cast(ByEdgeType[EdgeType], reverse_etypes) if exclude == "reverse_types" else None
-        return partial(_with_reverse, pairs, _tables(reverse_eids))
+        return partial(_with_reverse, pairs, _of_types(_table, reverse_eids))
     raise InvalidArgumentError(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
     )
 
 
-def _self(g: DistGraph, seeds: Eids) -> Eids:
-    return seeds
-
-
-def _always(edges: EdgeIds, g: DistGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, edges, "edges to exclude")
-
-
-def _chosen(choose: Callable[[EdgeTensors], EdgeIds], g: DistGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, choose(unwrap_edges(g.schema, seeds)), "edges to exclude")
+def _of_types(convert: Callable[[Any], Any], values: object) -> Any:
+    """Convert a value, or each of those by edge type."""
+    if isinstance(values, Mapping):
+        return {etype: convert(value) for etype, value in values.items()}
+    return convert(values)
 
 
 def _ascending(ids: IdsLike) -> torch.Tensor:
@@ -103,12 +94,6 @@ def _reverse(by_etype: Mapping[Relation, _Table], ids: torch.Tensor, g: DistGrap
             f"(got {len(table)})"
         )
     return as_ids(table[ids], "reverse_eids").cpu()
-
-
-def _tables(reverse_eids: ReverseEids) -> _Table | ByEdgeType[_Table]:
-    if isinstance(reverse_eids, Mapping):
-        return {etype: _table(table) for etype, table in reverse_eids.items()}
-    return _table(reverse_eids)
 
 
 def _table(table: IdsLike | DistTensor | None) -> _Table:
@@ -201,14 +186,12 @@ def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eid
     width = max(g.num_nodes(back[0]), 1)
     keys = np.searchsorted(sources, ends[1].numpy()) * width + ends[0].numpy()
     order = np.lexsort((back_eids, keys))
-    keys = keys[order]
+    keys, back_eids = (np.append(column[order], -1) for column in (keys, back_eids))  # -1: no edge
     wanted_keys = np.searchsorted(sources, src) * width + dst
     by_key = np.lexsort((eids, wanted_keys))
     sorted_wanted = wanted_keys[by_key]
     rank = np.arange(len(by_key)) - np.searchsorted(sorted_wanted, sorted_wanted)  # among parallel edges
-    place = np.searchsorted(keys, sorted_wanted) + rank
-    inside = np.minimum(place, max(len(keys) - 1, 0))
-    exists = (place < len(keys)) & (keys[inside] == sorted_wanted) if len(keys) else np.zeros(len(by_key), np.bool_)
-    reverse = np.full(len(by_key), -1, np.int64)
-    reverse[by_key[exists]] = back_eids[order][place[exists]]
+    place = np.minimum(np.searchsorted(keys[:-1], sorted_wanted) + rank, len(order))
+    reverse = np.empty_like(eids)
+    reverse[by_key] = np.where(keys[place] == sorted_wanted, back_eids[place], -1)
     return reverse

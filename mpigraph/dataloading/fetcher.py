@@ -6,7 +6,7 @@ All loaders gather features in :meth:`FeatureFetcher.fetch`. The caches have the
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -34,14 +34,6 @@ Sample = TypeVar("Sample")
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
-def _tell_nobody(sample: object, batch: int) -> None:
-    """Announce nothing."""
-
-
-def _as_made(batch: object) -> Any:
-    return batch
-
-
 @dataclass(frozen=True)
 class Stages(Generic[Sample]):
     """The stages of a loader; they must not refer to the loader, which can be dropped while they work.
@@ -56,12 +48,16 @@ class Stages(Generic[Sample]):
 
     seeds: TypedIds
     sample: Callable[[Any], Sample]
-    fetch: Callable[[Sample], Any] = _as_made
-    announce: Callable[[Sample, int], None] = _tell_nobody
+    fetch: Callable[[Sample], Any] = lambda batch: batch
+    announce: Callable[[Sample, int], None] = lambda sample, batch: None
     inputs: Sequence["FeatureFetcher[Any]"] = ()  # gather the features of nodes and edges, which may be remote
-    receive: Callable[[Any], Any] = _as_made
+    receive: Callable[[Any], Any] = lambda batch: batch
     times: TypedIds | None = None  # of the seeds, in their form, if they have any
     placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
+
+
+Making: TypeAlias = tuple[Callable[..., Any], Callable[..., Any], Callable[..., None], Sequence["FeatureFetcher[Any]"]]
+"""The four stages :attr:`.Stages.sample`, ``fetch``, ``announce`` and ``inputs``."""
 
 
 class WindowFeatures(Generic[Kind]):
@@ -272,15 +268,20 @@ def cache_size(cache: object) -> int:
 
 @collective("trainers")
 def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]]) -> list[RowCache]:
-    """Open the caches of a loader, through which its fetchers read from now on.
+    """Open the caches of a loader, through which its fetchers read from now on, and count the rows that they read.
 
     Returns:
-        The caches, one for each window of a fetcher: no other reader uses it.
+        The caches, one for each window of a fetcher; none where no row is remote, or trainers must sample in step.
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
     """
     reads = [(fetcher, of) for fetcher in fetchers for of in fetcher.together]
+    for fetcher in fetchers:
+        fetcher.counted = True
+    wanted = bool(reads and (options.lookahead or options.total))
+    if session.world.all_local or not session.world.threads_may_communicate or not wanted:
+        return []
     numbers = [of.rows.number for _, of in reads]
     caches: list[RowCache] = session.control.call(
         Operation.OPEN_CACHES, doing="making caches", groups=[(numbers, options.total)], ahead=options.lookahead

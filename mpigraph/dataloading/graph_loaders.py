@@ -3,22 +3,23 @@
 Edges are training examples, and the blocks those of their end nodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
 
+from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
+from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, check_edge_times
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
-from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
-from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader, arguments, check_foreign
+from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Making, Stages
+from mpigraph.dataloading.loader import Batching, LoaderOptions, SampledDataLoader, arguments, check_foreign
 from mpigraph.dataloading.negative_sampler import NegativesOf
-from mpigraph.dataloading.pyg_batches import pyg_edge_stages, pyg_node_stages
+from mpigraph.dataloading.pyg_batches import pyg_of_edges, pyg_of_nodes
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, check_graph, has_method, needs_of
-from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
-from mpigraph.dataloading.seeds import Chosen, Item, TypedIds, as_seed_tensors
+from mpigraph.dataloading.seeds import Chosen, Item, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.sampling_arguments import TimeFilter, times_by_ntype
 from mpigraph.distgraph.typed_ids import (
     Blocks,
     ByEdgeType,
@@ -34,6 +35,7 @@ from mpigraph.distgraph.typed_ids import (
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, EdgeType
+from mpigraph.metadata.schema import Relation
 
 
 class DistNodeDataLoader(SampledDataLoader):
@@ -104,76 +106,48 @@ class DistNodeDataLoader(SampledDataLoader):
         queue_size: int | None = None,
         **foreign: object,
     ) -> None:
-        options = LoaderOptions(
-            device,
-            batch_size,
-            shuffle,
-            drop_last,
-            features,
-            labels,
-            output,
-            input_time,
-            num_prefetch,
-            seed,
-            cache,
-            lookahead,
-            pin_memory,
-            queue_size,
-        )
-        super().__init__(g, nids, graph_sampler, options, foreign)
+        options = LoaderOptions(device, features, labels, output, input_time, cache, lookahead, pin_memory)
+        batching = Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        super().__init__(g, nids, graph_sampler, options, batching, foreign)
 
     def _make_stages(
-        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
         if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {sampler!r})")
-        make: Callable[..., Stages[Any]] = pyg_node_stages if options.output == "pyg" else _block_stages
-        return make(g, ids, sampler, options, pin_memory)
+        by_type = by_ntype(g.schema, ids, "nids")
+        pyg = options.output == "pyg"
+        make: Callable[..., Making] = pyg_of_nodes if pyg else _blocks_of_nodes
+        making = make(g, by_type, sampler, options, pin_memory)
+        times = _check_input_time(g, needs_of(sampler).times, by_type, options.seed_times)
+        return Stages(unwrap_nodes(g.schema, by_type), *making, times=times, placed=pyg)
 
 
-def _block_stages(
-    g: DistGraph, nids: NodeIds, sampler: BlockSampler, options: LoaderOptions, pin_memory: bool
-) -> Stages[Blocks]:
-    needs = needs_of(sampler)
-    fetch = BlockFetcher(g, needs, options.features, options.labels, pin_memory)
-    ids = by_ntype(g.schema, nids, "nids")
-    times = check_input_time(g, needs.times, ids, cast(NodeIds | None, options.seed_times))
+def _check_input_time(
+    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[int, I64], input_time: NodeIds | None
+) -> NodeTensors | None:
+    """Check the times of a loader's seeds, and return them in the form of the seeds; None without ``input_time``.
+
+    Raises InvalidArgumentError if the sampler takes no times, or needs them.
+    """
+    if input_time is None:
+        if time_filter is not None:  # types without seeds need no times
+            g.times(time_filter.attr).check_own(g.schema, [t for t, of_type in ids.items() if len(of_type)])
+        return None
+    if time_filter is None:
+        raise InvalidArgumentError("input_time needs a sampler with time_attr, like NeighborSampler")
+    return unwrap_nodes(g.schema, times_by_ntype(g.schema, ids, input_time))
+
+
+def _blocks_of_nodes(
+    g: DistGraph, ids: Mapping[int, I64], sampler: BlockSampler, options: LoaderOptions, pin_memory: bool
+) -> Making:
+    rows = BlockFetcher(g, needs_of(sampler), options.features, options.labels, pin_memory)
 
     def sample(chosen: Chosen) -> Blocks:
         return sampler.sample_blocks(g, chosen.ids, **chosen.times_as("input_time"))
 
-    return Stages(unwrap_nodes(g.schema, ids), sample, fetch, fetch.announce, [fetch.inputs], times=times)
-
-
-class NodeCollator:
-    """Makes ``(input_nodes, output_nodes, blocks)`` of node ids."""
-
-    def __init__(self, g: DistGraph, nids: NodeIds, graph_sampler: BlockSampler, gb_padding: int = 1) -> None:
-        """Keep what to sample: ``nids`` of ``g``, by ``graph_sampler.sample_blocks``.
-
-        Args:
-            g: the graph.
-            nids: int[n]; or node type -> int[n], which graphs with several node types need.
-            graph_sampler: has ``sample_blocks(g, seeds)``.
-            gb_padding: accepted for DGL's scripts.
-
-        Raises:
-            NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
-            InvalidArgumentError: the ids are not integers in one dimension.
-        """
-        self.g = g
-        self.graph_sampler = graph_sampler
-        self._ids = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
-
-    @property
-    def dataset(self) -> NodeTensors:
-        """The ids to give to a loader: int64[n], or by type where the graph has several."""
-        return self._ids
-
-    @collective("trainers", WHEN_REMOTE)
-    def collate(self, items: NodeIds | list[Item]) -> Blocks:
-        """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type."""
-        return self.graph_sampler.sample_blocks(self.g, cast(NodeTensors, as_seed_tensors(items, "nids")))
+    return sample, rows, rows.announce, [rows.inputs]
 
 
 class DistEdgeDataLoader(SampledDataLoader):
@@ -239,7 +213,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
         with arguments(check_graph(g).session):
             if not isinstance(graph_sampler, EdgePredictionSampler) and has_method(graph_sampler, "sample_blocks"):
-                graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
+                graph_sampler = EdgePredictionSampler(graph_sampler, *how)
             elif not has_method(graph_sampler, "sample"):
                 raise InvalidArgumentError(
                     f"graph_sampler must have sample_blocks, or be a sampler of edges (got {graph_sampler!r}): "
@@ -249,57 +223,70 @@ class DistEdgeDataLoader(SampledDataLoader):
                 raise InvalidArgumentError(
                     "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
                 )
-        options = LoaderOptions(
-            device,
-            batch_size,
-            shuffle,
-            drop_last,
-            features,
-            labels,
-            output,
-            edge_label_time,
-            num_prefetch,
-            seed,
-            cache,
-            lookahead,
-            pin_memory,
-            queue_size,
-        )
-        super().__init__(g, eids, graph_sampler, options, foreign)
+        options = LoaderOptions(device, features, labels, output, edge_label_time, cache, lookahead, pin_memory)
+        batching = Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        super().__init__(g, eids, graph_sampler, options, batching, foreign)
 
     def _make_stages(
-        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
-        make: Callable[..., Stages[Any]] = pyg_edge_stages if options.output == "pyg" else _pair_stages
-        return make(g, ids, sampler, options, pin_memory)
+        by_type = by_relation(g.schema, ids, "eids")
+        pyg = options.output == "pyg"
+        make: Callable[..., Making] = pyg_of_edges if pyg else _pairs_of_edges
+        making = make(g, by_type, sampler, options, pin_memory)
+        times: Any = check_edge_times(g, needs_of(sampler).times, by_type, options.seed_times)
+        return Stages(unwrap_edges(g.schema, by_type), *making, times=times, placed=pyg)
 
-    @collective("trainers")
-    def _prepare_sampler(self, g: DistGraph, ids: TypedIds, sampler: Sampler) -> None:
-        if isinstance(sampler, EdgePredictionSampler):
-            sampler.look_up_reverse(g, ids)
 
-
-def _pair_stages(
-    g: DistGraph, eids: EdgeIds, sampler: EdgePredictionSampler, options: LoaderOptions, pin_memory: bool
-) -> Stages[PairSample]:
+def _pairs_of_edges(
+    g: DistGraph, ids: Mapping[Relation, torch.Tensor], sampler: Sampler, options: LoaderOptions, pin_memory: bool
+) -> Making:
     needs = needs_of(sampler)
     of_blocks = BlockFetcher(g, needs, options.features, (), pin_memory)
     of_edges = FeatureFetcher(g.edges, pin_memory, options.labels, needs.edge_labels)
 
-    def fetch(sample: PairSample) -> PairSample:
-        nodes, pairs, *_, blocks = sample
+    def sample(chosen: Chosen) -> PairSample:
+        pairs: PairSample = sampler.sample(g, chosen.ids, **chosen.times_as("edge_label_time"))
+        return pairs
+
+    def fetch(sampled: PairSample) -> PairSample:
+        nodes, pairs, *_, blocks = sampled
         output_nodes = {ntype: pairs.nodes[ntype].data[NID] for ntype in g.ntypes}
         of_blocks((nodes, output_nodes, blocks))
         of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: pairs.edges[r].data)
-        return sample
+        return sampled
 
-    ids = by_relation(g.schema, eids, "eids")
-    times = check_loader_times(g, needs.times, ids, options.seed_times)
+    return sample, fetch, of_blocks.announce, [of_blocks.inputs]
 
-    def sample(chosen: Chosen) -> PairSample:
-        return sampler.sample(g, chosen.ids, **chosen.times_as("edge_label_time"))
 
-    return Stages(unwrap_edges(g.schema, ids), sample, fetch, of_blocks.announce, [of_blocks.inputs], times=times)
+class NodeCollator:
+    """Makes ``(input_nodes, output_nodes, blocks)`` of node ids.
+
+    Attributes:
+        dataset: the ids to give to a loader: int64[n], or by type where the graph has several.
+    """
+
+    def __init__(self, g: DistGraph, nids: NodeIds, graph_sampler: BlockSampler, gb_padding: int = 1) -> None:
+        """Keep what to sample: ``nids`` of ``g``, by ``graph_sampler.sample_blocks``.
+
+        Args:
+            g: the graph.
+            nids: int[n]; or node type -> int[n], which graphs with several node types need.
+            graph_sampler: has ``sample_blocks(g, seeds)``.
+            gb_padding: accepted for DGL's scripts.
+
+        Raises:
+            NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
+            InvalidArgumentError: the ids are not integers in one dimension.
+        """
+        self.g = g
+        self.graph_sampler = graph_sampler
+        self.dataset = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
+
+    @collective("trainers", WHEN_REMOTE)
+    def collate(self, items: NodeIds | list[Item]) -> Blocks:
+        """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type."""
+        return self.graph_sampler.sample_blocks(self.g, cast(NodeTensors, as_seed_tensors(items, "nids")))
 
 
 class EdgeCollator:
@@ -311,6 +298,9 @@ class EdgeCollator:
         graph_sampler: the ``sampler`` of :func:`.as_edge_prediction_sampler`, where the other options are described.
         g_sampling: only None.
         gb_padding: accepted for DGL's scripts.
+
+    Attributes:
+        dataset: the ids to give to a loader: int64[n], or by relation where the graph has several.
 
     Raises:
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
@@ -332,15 +322,9 @@ class EdgeCollator:
     ) -> None:
         check_foreign(type(self), {"g_sampling": g_sampling})
         self.g = g
-        self.graph_sampler = as_edge_prediction_sampler(
-            graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler
-        )
-        self._ids = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
-
-    @property
-    def dataset(self) -> EdgeTensors:
-        """The ids to give to a loader: int64[n], or by relation where the graph has several."""
-        return self._ids
+        how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
+        self.graph_sampler = EdgePredictionSampler(graph_sampler, *how)
+        self.dataset = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
 
     @collective("trainers", WHEN_REMOTE)
     def collate(self, items: EdgeIds | list[Item]) -> PairSample:

@@ -12,24 +12,24 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.dataloading.fetcher import CacheOptions, Stages, check_cache, open_caches
+from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
+from mpigraph.dataloading.fetcher import Stages, check_cache, open_caches
 from mpigraph.dataloading.sampler import Sampler, check_graph, needs_of
-from mpigraph.dataloading.seeds import EpochPlan, HasEpochs, Passes, Seeds, TypedIds
+from mpigraph.dataloading.seeds import EpochPlan, Passes, Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import LoaderStats, Pipeline, Prefetch
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
+from mpigraph.distgraph.typed_ids import Names
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.mpi.wait import UNINTERRUPTED
@@ -120,18 +120,11 @@ class _Epochs:
             raise ClosedError(_CLOSED)
         self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
 
-    def start(
-        self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]
-    ) -> tuple[Prefetch[Any], LoaderStats]:
-        """Begin an epoch, after :meth:`make_way`; ``seeds_at`` returns seeds by position.
-
-        Returns:
-            The pass, and the stats before its first minibatch.
-        """
+    def start(self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]) -> Prefetch[Any]:
+        """Begin an epoch, after :meth:`make_way`; ``seeds_at`` returns seeds by position."""
         session, service = self.session, self._service
         service.purpose = f"epoch {plan.epoch} of loader {self._number}"
         contexts = plan.contexts(self._seed)
-        before = self.pipeline.stats()
 
         def sample(positions: I64) -> Any:
             with session.sampling_with(service, next(contexts)):
@@ -141,7 +134,7 @@ class _Epochs:
         produce = partial(self.pipeline.produce, plan.batches(), sample, stages)
         self._last = Prefetch(produce, self._end, self.depth, session.world)
         session.loops[self._number] = self._last
-        return self._last, before
+        return self._last
 
     def _end(self) -> None:
         """End a pass, in the thread that has made it; the last one of a dropped loader frees the caches."""
@@ -176,7 +169,7 @@ class _Epochs:
             self.session.control.drop(number)
 
 
-class DistDataLoader(HasEpochs):
+class DistDataLoader:
     """Batches of a dataset of ids, made by the user's ``collate_fn``.
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
@@ -251,10 +244,29 @@ class DistDataLoader(HasEpochs):
         """This rank's ids, or type -> ids."""
         return self._stages.seeds
 
+    def __len__(self) -> int:
+        """Number of minibatches that this rank yields in an epoch; a resumed epoch has fewer left."""
+        return len(self._passes.bounds) - 1
+
     @property
     def expected_idxs(self) -> int:
         """DGL's name for ``len``."""
         return len(self)
+
+    def __repr__(self) -> str:
+        return repr(self._passes)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress, else of the next one; a resumed script continues there."""
+        return self._passes.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer.
+
+        If a loaded state is in this epoch, only the rest of it follows.
+        """
+        self._passes.set_epoch(check_integer("epoch", epoch, 0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this trainer's position: the epoch, the batches handed out, and the seeds left.
@@ -290,9 +302,9 @@ class DistDataLoader(HasEpochs):
     def __iter__(self) -> Iterator[Any]:
         self._epochs.make_way()
         with UNINTERRUPTED:  # an epoch that has begun must be known, so that the next one waits for it
-            plan = self._passes.begin()
+            plan, before = self._passes.begin(), self.stats()
             seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.chosen
-            batches, before = self._epochs.start(plan, seeds_at, self._stages)
+            batches = self._epochs.start(plan, seeds_at, self._stages)
             return _hold(self, plan, before, map(self._stages.receive, batches))
 
     def __next__(self) -> Any:
@@ -366,24 +378,28 @@ def _num_inputs(batch: object) -> int:
     return sum(map(len, ids)) if all(isinstance(part, torch.Tensor) and part.ndim for part in ids) else -1
 
 
-@dataclass(frozen=True)
-class LoaderOptions:
-    """The options that loaders of nodes and of edges share, as :class:`.DistNodeDataLoader` describes them."""
+class Batching(NamedTuple):
+    """The options of all loaders, as :class:`DistDataLoader` describes them."""
 
-    device: torch.device | str | None
     batch_size: int
     shuffle: bool
     drop_last: bool
+    queue_size: int | None
+    num_prefetch: int
+    seed: int | None
+
+
+class LoaderOptions(NamedTuple):
+    """The options that loaders of nodes and of edges share, as :class:`.DistNodeDataLoader` describes them."""
+
+    device: torch.device | str | None
     features: Names
     labels: Names
     output: str
-    seed_times: NodeIds | EdgeIds | None  # ``input_time`` of nodes, ``edge_label_time`` of edges
-    num_prefetch: int
-    seed: int | None
+    seed_times: Any  # ``input_time`` of nodes, ``edge_label_time`` of edges
     cache: str | int | None
     lookahead: int | None
     pin_memory: bool
-    queue_size: int | None
 
 
 class SampledDataLoader(DistDataLoader):
@@ -395,40 +411,38 @@ class SampledDataLoader(DistDataLoader):
 
     @collective("trainers")
     def __init__(
-        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, foreign: Mapping[str, object]
+        self,
+        g: DistGraph,
+        ids: TypedIds,
+        sampler: Sampler,
+        options: LoaderOptions,
+        batching: Batching,
+        foreign: Mapping[str, object],
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights of the sampler, if it has any."""
+        """Plan the batches, and prepare what the sampler needs of all ranks before the first one."""
         with arguments(check_graph(g).session):
             check_foreign(type(self), foreign)
             if options.output not in ("dgl", "pyg"):
                 raise InvalidArgumentError(f"output must be 'dgl' or 'pyg' (got {options.output!r})")
             mover = ToDevice(options.device, options.pin_memory)
             stages = self._make_stages(g, ids, sampler, options, mover.pin_memory)
-        self._prepare_sampler(g, ids, sampler)
-        needs = needs_of(sampler)
-        with arguments(g.session):
+            needs = needs_of(sampler)
             weights = {} if needs.weights is None else g.edge_weights(needs.weights)
             caching = check_cache(options.cache, options.lookahead)
             if needs.times is not None:
                 g.times(needs.times.attr)
             seeds: Any = Seeds(stages.seeds, "dataset", stages.times, placed=stages.placed)
-        super().__init__(
-            seeds,
-            options.batch_size,
-            options.shuffle,
-            drop_last=options.drop_last,
-            queue_size=options.queue_size,
-            num_prefetch=options.num_prefetch,
-            seed=options.seed,
-        )
-        self.cache_bytes = 0
-        for fetcher in stages.inputs:
-            fetcher.counted = True
+        super().__init__(seeds, **batching._asdict())
+        if isinstance(sampler, EdgePredictionSampler):
+            sampler.look_up_reverse(g, ids)
         self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
         self._passes.fingerprint |= {"graph": g.identity, "sampler": needs.description}
-        if options.seed is None and (options.shuffle or needs.random):
+        if batching.seed is None and (batching.shuffle or needs.random):
             self._passes.begun = g.session.loaders_begun
-        self._open_caches(g.session, caching)
+        caches = open_caches(g.session, caching, stages.inputs)
+        self._epochs.pipeline.lookahead = caching.lookahead if caches else 0
+        self._epochs.caches = [cache.number for cache in caches]
+        self.cache_bytes = sum(cache.nbytes for cache in caches)
         if needs.times is not None:
             g.prepare_times(needs.times.attr)
         if weights:
@@ -436,23 +450,6 @@ class SampledDataLoader(DistDataLoader):
 
     @abstractmethod
     def _make_stages(
-        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
         """Return the stages that make minibatches of ``ids``; features come in pinned memory if ``pin_memory``."""
-
-    @collective("trainers")
-    def _prepare_sampler(self, g: DistGraph, ids: TypedIds, sampler: Sampler) -> None:
-        """Compute what the sampler needs of all ranks before the first batch."""
-
-    def _open_caches(self, session: Session, options: CacheOptions) -> None:
-        """Make the caches, where rows are remote and trainers need not sample in step."""
-        world = session.world
-        fetchers = self._stages.inputs
-        if world.all_local or not world.threads_may_communicate:
-            return
-        if (options.lookahead or options.total) and any(fetcher.tensors for fetcher in fetchers):
-            pipeline = self._epochs.pipeline
-            caches = open_caches(session, options, fetchers)
-            pipeline.lookahead = options.lookahead
-            self._epochs.caches += [cache.number for cache in caches]
-            self.cache_bytes = sum(cache.nbytes for cache in caches)

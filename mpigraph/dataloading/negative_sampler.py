@@ -29,22 +29,16 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.sampler import check_graph, plain
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import local_nodes
+from mpigraph.distgraph.sampling_arguments import TimeFilter
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint, told_apart
 from mpigraph.metadata.schema import Relation
 from mpigraph.namespaces import attach
+from mpigraph.sampling.minibatch import RandomContext
 
-__all__ = [
-    "GlobalUniform",
-    "InBatch",
-    "JointUniform",
-    "LocalUniform",
-    "NegativeSampler",
-    "PerSourceUniform",
-    "Uniform",
-]
+__all__ = ["GlobalUniform", "InBatch", "JointUniform", "LocalUniform", "NegativeSampler", "PerSourceUniform", "Uniform"]
 
 _Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Negatives: TypeAlias = _Pair | dict[Relation, _Pair]
@@ -53,6 +47,8 @@ NegativesOf: TypeAlias = Callable[[DistGraph, EdgeTensors], Negatives]
 """Any negative sampler: ``(g, eids) -> (src, dst)``."""
 _Pairs = dict[Relation, tuple[I64, I64]]
 _TAG = 0x4E4547  # separates these draws from those of neighbours with the same seed and epoch
+_TIMES_TAG = 0x4E4554  # and those that replace newer nodes
+_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -68,6 +64,9 @@ class Edges:
     eids: I64
     src: I64
     dst: I64
+
+    def __len__(self) -> int:
+        return len(self.eids)
 
 
 NO_EDGES = Edges(*(np.empty(0, np.int64) for _ in range(3)))
@@ -260,7 +259,7 @@ class JointUniform(_PerRelation):
 
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         shared = _nodes(combine(key, fingerprint(edges.eids)), np.zeros(1, np.int64), self.k, g.num_nodes(relation[2]))
-        return np.repeat(edges.src, self.k), np.tile(shared, len(edges.eids))
+        return np.repeat(edges.src, self.k), np.tile(shared, len(edges))
 
 
 class InBatch(_PerRelation):
@@ -273,9 +272,9 @@ class InBatch(_PerRelation):
     """
 
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
-        if len(edges.eids) < 2:
+        if len(edges) < 2:
             return NO_EDGES.src, NO_EDGES.dst
-        partners = np.empty(len(edges.eids) * self.k, np.int64)
+        partners = np.empty(len(edges) * self.k, np.int64)
         draw_others(key, told_apart(edges.eids), self.k, partners)
         return np.repeat(edges.src, self.k), edges.dst[partners]
 
@@ -306,6 +305,65 @@ def describe_negatives(sampler: object) -> str:
     if isinstance(sampler, NegativeSampler):
         return sampler.describe()
     return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
+
+
+def redraw_newer(
+    g: DistGraph,
+    how: TimeFilter,
+    context: RandomContext,
+    relation: Relation,
+    edges: Edges,
+    times: I64,
+    ends: tuple[I64, I64],
+) -> tuple[tuple[I64, I64], I64]:
+    """Give the negatives of a relation the times of their edges, and replace destinations that are newer than these.
+
+    Where nodes have times, newer ones are drawn again among all nodes, as hashes of the edge and the number of the
+    negative. A negative that is still too new after :data:`_TRIES` draws is left out. One-sided: it reads the times of
+    nodes.
+
+    Args:
+        g: the graph.
+        how: the sampler's filter.
+        context: seed and epoch.
+        relation: of the edges.
+        edges: the edges.
+        times: int64[n], their times.
+        ends: int64[n * k] sources and destinations of the negatives, as many for each edge, with its source.
+
+    Returns:
+        Ends and times of the negatives that are left.
+
+    Raises:
+        InvalidArgumentError: the sources do not show the edge of each negative, and so its time.
+    """
+    src, dst = ends
+    k = len(src) // max(len(edges), 1)
+    if not np.array_equal(np.repeat(edges.src, k), src):
+        raise InvalidArgumentError(
+            f"edge_label_time: the negatives of {relation} must keep the sources of their edges, as many for each edge "
+            "and in their order, so that they have their times, as those of PerSourceUniform do"
+        )
+    times = np.repeat(times, k)
+    of_nodes = g.times(how.attr).of_nodes.get(g.schema.ntype_id(relation[2]))
+    if of_nodes is None or not len(dst):
+        return ends, times
+
+    def too_new(places: I64) -> I64:
+        own = of_nodes.rows.gather(dst[places])
+        return places[own > times[places] if how.comparison == "<=" else own >= times[places]]
+
+    dst = dst.copy()
+    newer = too_new(np.arange(len(dst)))
+    key = combine(context.seed, context.epoch, _TIMES_TAG, g.schema.relation_id(relation))
+    for number in range(_TRIES):
+        if not len(newer):
+            break
+        dst[newer] = _nodes(combine(key, number), edges.eids, k, g.num_nodes(relation[2]))[newer]
+        newer = too_new(newer)
+    kept = np.ones(len(dst), np.bool_)
+    kept[newer] = False
+    return (src[kept], dst[kept]), times[kept]
 
 
 attach(__name__)

@@ -35,47 +35,43 @@ Where trees are disjoint PyG has a tree for each end of each edge and negative, 
 ends that are one node at one time share a tree, and ``batch`` numbers trees.
 """
 
-from typing import Any, TypeAlias, cast
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
-from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
+from mpigraph.dataloading.fetcher import FeatureFetcher, Making
 from mpigraph.dataloading.loader import LoaderOptions
-from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of
-from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
+from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of
 from mpigraph.dataloading.seeds import Chosen
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds, by_ntype, by_relation, unwrap_edges, unwrap_nodes
+from mpigraph.distgraph.typed_ids import Names, by_ntype, by_relation
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import SEED_TIME
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.pyg import OF_MINIBATCHES, as_data, check_apart, check_names, need_pyg
+from mpigraph.graphs.pyg import OF_MINIBATCHES, Attributes, as_data, check_apart, check_names, need_pyg
 from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import Subgraph
 
-_Attributes: TypeAlias = dict[str, Any]
 _NodeSample: TypeAlias = tuple[dict[int, I64], Subgraph]
 _EdgeSample: TypeAlias = tuple[Chosen, list[HeteroGraph], Subgraph]
 
 
-def pyg_node_stages(
-    g: DistGraph, nids: NodeIds, sampler: BlockSampler, options: LoaderOptions, pin_memory: bool
-) -> Stages[_NodeSample]:
-    """Return the stages of a loader of nodes that makes ``Data`` or ``HeteroData``, with the seeds' places in ``nids``.
+def pyg_of_nodes(
+    g: DistGraph, ids: Mapping[int, I64], sampler: BlockSampler, options: LoaderOptions, pin_memory: bool
+) -> Making:
+    """Return the making of ``Data`` or ``HeteroData`` of nodes, with the seeds' places in ``ids``.
 
     Raises:
-        InvalidArgumentError: PyG is not installed, the sampler cannot do it, times are missing, or a feature has the
-            name of another attribute or, in a ``Data``, of nodes and of edges.
+        InvalidArgumentError: PyG is not installed, the sampler cannot do it, or a feature has the name of another
+            attribute or, in a ``Data``, of nodes and of edges.
         FieldNameError: a feature does not exist.
-        NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
     """
     schema = g.schema
-    ids = by_ntype(g.schema, nids, "nids")
-    attributes = _Fetcher(g, sampler, options.features, options.labels, pin_memory)
-    times = check_input_time(g, needs_of(sampler).times, ids, cast(NodeIds | None, options.seed_times))
+    attributes = _Attributes(g, sampler, options.features, options.labels, pin_memory)
 
     def sample(chosen: Chosen) -> _NodeSample:
         subgraph = attributes.sampler.sample_subgraph(g, chosen.ids, **chosen.times_as("input_time"))
@@ -92,58 +88,50 @@ def pyg_node_stages(
                 of_type["seed_time"] = torch.from_numpy(subgraph.trees.times[subgraph.trees.of_nodes[ntype][: len(at)]])
         return as_data(schema, nodes, edges)
 
-    seeds = unwrap_nodes(schema, ids)
-    return Stages(seeds, sample, fetch, attributes.announce, attributes.inputs, times=times, placed=True)
+    return sample, fetch, attributes.announce, attributes.inputs
 
 
-def pyg_edge_stages(
-    g: DistGraph, eids: EdgeIds, sampler: EdgePredictionSampler, options: LoaderOptions, pin_memory: bool
-) -> Stages[_EdgeSample]:
-    """Return the stages of a loader of edges that makes ``Data`` or ``HeteroData``, with the edges' places in ``eids``.
-
-    Errors are those of :func:`pyg_node_stages`, with edges in place of nodes.
+def pyg_of_edges(
+    g: DistGraph, ids: Mapping[Relation, torch.Tensor], sampler: Sampler, options: LoaderOptions, pin_memory: bool
+) -> Making:
+    """Return the making of ``Data`` or ``HeteroData`` of edges, with their places in ``ids``.
 
     Raises:
-        InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
+        InvalidArgumentError: as :func:`pyg_of_nodes`, or there are several labels for a relation, or labels and
+            negatives.
+        FieldNameError: a feature does not exist.
     """
     schema = g.schema
-    ids = by_relation(g.schema, eids, "eids")
     if not isinstance(sampler, EdgePredictionSampler):
         raise InvalidArgumentError(
             f"output='pyg' needs a sampler of as_edge_prediction_sampler (got {type(sampler).__name__})"
         )
-    attributes = _Fetcher(g, sampler.sampler, options.features, (), pin_memory)
+    attributes = _Attributes(g, sampler.sampler, options.features, (), pin_memory)
     of_edges = _labels(g, sampler, options.labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
-    times = check_loader_times(g, sampler.needs.times, ids, options.seed_times)
-
     def sample(chosen: Chosen) -> _EdgeSample:
         pairs = sampler.sample_pairs(g, chosen.ids, **chosen.times_as("edge_label_time"))
-        told = (
-            None if ids_or_none is None else by_relation(schema, ids_or_none, "seed edges") for ids_or_none in chosen
-        )
+        told = (None if column is None else by_relation(schema, column, "seed edges") for column in chosen)
         return Chosen(*told), pairs.graphs, pairs.sample_ends(attributes.sampler.sample_subgraph, g)
 
     def fetch(sampled: _EdgeSample) -> object:
         chosen, pairs, subgraph = sampled
         nodes, edges = attributes.of(subgraph)
+        read: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in schema.relations}
+        of_edges.fetch(lambda r: chosen.ids.get(r, none), read.__getitem__)
         for relation in ids:
             edges[relation] |= {"input_id": chosen.places.get(relation, none)} | _ends(pairs, relation)
             if chosen.times is not None:
                 edges[relation]["seed_time"] = chosen.times.get(relation, none)
-        read: dict[Relation, dict[str, torch.Tensor]] = {relation: {} for relation in schema.relations}
-        of_edges.fetch(lambda r: chosen.ids.get(r, none), read.__getitem__)
-        for relation in ids:
             for rows in read[relation].values():
                 edges[relation]["edge_label"] = rows
         return as_data(schema, nodes, edges)
 
-    seeds = unwrap_edges(schema, ids)
-    return Stages(seeds, sample, fetch, attributes.announce, attributes.inputs, times=times, placed=True)
+    return sample, fetch, attributes.announce, attributes.inputs
 
 
-class _Fetcher:
+class _Attributes:
     """Makes the attributes of nodes and edges of minibatches: ids, counts and features."""
 
     def __init__(self, g: DistGraph, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool) -> None:
@@ -177,7 +165,7 @@ class _Fetcher:
             eids = subgraph.eids
             self._edges.announce(lambda relation: torch.from_numpy(eids[relations.index(relation)]), batch)
 
-    def of(self, subgraph: Subgraph) -> tuple[dict[str, _Attributes], dict[Relation, _Attributes]]:
+    def of(self, subgraph: Subgraph) -> tuple[dict[str, Attributes], dict[Relation, Attributes]]:
         """Return attributes by name, by node type and by relation. One-sided.
 
         Raises:
@@ -185,13 +173,13 @@ class _Fetcher:
         """
         if self._edges.tensors and subgraph.eids is None:
             raise InvalidArgumentError("edge features need edge ids: the sampler has return_eids=False")
-        nodes: dict[str, _Attributes] = {}
+        nodes: dict[str, Attributes] = {}
         for ntype, ids, counts in zip(self._schema.ntypes, subgraph.ids, subgraph.num_nodes, strict=True):
             nodes[ntype] = {"n_id": torch.from_numpy(ids), "num_nodes": len(ids), "num_sampled_nodes": counts}
         if subgraph.trees is not None:
             for ntype, trees in zip(self._schema.ntypes, subgraph.trees.of_nodes, strict=True):
                 nodes[ntype]["batch"] = torch.from_numpy(trees)
-        edges: dict[Relation, _Attributes] = {}
+        edges: dict[Relation, Attributes] = {}
         for relation, ends, counts in zip(self._schema.relations, subgraph.edges, subgraph.num_edges, strict=True):
             edges[relation] = {"edge_index": torch.from_numpy(ends), "num_sampled_edges": counts}
         for relation, ids in zip(self._schema.relations, subgraph.eids or (), strict=False):
@@ -211,7 +199,7 @@ def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names, pin_mem
     return fetcher
 
 
-def _ends(pairs: list[HeteroGraph], relation: Relation) -> _Attributes:
+def _ends(pairs: list[HeteroGraph], relation: Relation) -> Attributes:
     """Return the ends of edges and negatives, the labels that tell them apart, and their times."""
     ends = [torch.stack(graph.all_edges(etype=relation)) for graph in pairs]
     attributes = {"edge_label_index": torch.cat(ends, dim=1)}

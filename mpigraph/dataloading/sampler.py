@@ -129,6 +129,9 @@ class BlockSampler(Sampler):
         return self.sample_blocks(g, seed_nodes, *excluded)
 
 
+_ARGUMENTS = ("fanouts", "edge_dir", "prob", "replace", "return_eids", "num_threads", "disjoint", "time_filter")
+
+
 class NeighborSampler(BlockSampler):
     """Samples a fixed number of in-neighbours in each layer (Hamilton et al., "Inductive Representation Learning on
     Large Graphs", NeurIPS 2017).
@@ -224,16 +227,7 @@ class NeighborSampler(BlockSampler):
     @property
     def arguments(self) -> SamplingArguments:
         """The arguments of the next draw."""
-        return self.arguments_type(
-            fanouts=self.fanouts,
-            edge_dir=self.edge_dir,
-            prob=self.prob,
-            replace=self.replace,
-            return_eids=self.return_eids,
-            num_threads=self.num_threads,
-            disjoint=self.disjoint,
-            time_filter=self.time_filter,
-        )
+        return self.arguments_type(**{name: getattr(self, name) for name in _ARGUMENTS})
 
     @property
     def needs(self) -> Needs:

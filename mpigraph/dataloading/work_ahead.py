@@ -23,6 +23,7 @@ from mpigraph.trace import Snapshot, Totals, count, span
 
 T = TypeVar("T")
 
+_END = object()
 _POLL = 0.05  # seconds between looks at the stop flag while the queue is full
 
 
@@ -47,16 +48,16 @@ class Prefetch(BackgroundLoop, Generic[T]):
         self._produce = produce
         self._after = after
         # not one Queue with a limit: Ctrl-C may leave its lock taken for ever
-        self._items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(max(depth, 1)):
             self._room.put(None)
         self._stop = threading.Event()
         self._because = ""
-        self._inline = depth == 0
         self._thread: threading.Thread | None = None
-        if not self._inline:
-            self._begin()
+        if depth:
+            self._thread = threading.Thread(target=self._run, name="mpigraph-prefetch", daemon=True)
+            self._thread.start()
 
     def __iter__(self) -> Iterator[T]:
         """Yield the items; leaving the loop early, or never beginning it, abandons the rest.
@@ -70,7 +71,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
     def _take_all(self) -> Iterator[T]:
         try:
             self._check()
-            for item in self._produce() if self._inline else self._from_thread():
+            for item in self._from_thread() if self._thread else self._produce():
                 yield item
                 self._check()
             self._check()  # it may have been abandoned while this waited for an item
@@ -78,12 +79,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
             self.abandon()
 
     def _from_thread(self) -> Iterator[T]:
-        while True:
-            kind, item = self._take()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise item
+        while (item := self._take()) is not _END:
             yield item
 
     def _check(self) -> None:
@@ -91,18 +87,20 @@ class Prefetch(BackgroundLoop, Generic[T]):
         if self._stop.is_set():
             raise ClosedError(self._because)
 
-    def _take(self) -> tuple[str, Any]:
-        """The next entry of the queue; an end if the thread was stopped from elsewhere."""
+    def _take(self) -> Any:
+        """Return the next item, or raise the thread's error; _END after the last one, or if the thread was stopped."""
         with self._world.watchdog.own("the next minibatch"):
             while True:
                 try:
-                    entry = self._items.get(timeout=1.0)
+                    item, error = self._items.get(timeout=1.0)
                 except queue.Empty:
                     if self._stop.is_set() and not self.running:
-                        return "end", None
-                else:
-                    self._room.put(None)
-                    return entry
+                        return _END
+                    continue
+                self._room.put(None)
+                if error is not None:
+                    raise error
+                return item
 
     @property
     def running(self) -> bool:
@@ -119,24 +117,18 @@ class Prefetch(BackgroundLoop, Generic[T]):
                 return
             self._because = because
             self._stop.set()
-            if self._inline:
-                self._begin()
+            if self._thread is not None:
+                return  # which ends by itself
+            if self._world.threads_may_communicate:
+                self._after()
+            else:
+                self._world.in_main_thread(self._after)
 
     def stop(self, because: str) -> None:
         """Ask the thread to end and wait until ``after`` has returned."""
         self.abandon(because)
         if self._thread is not None:
             join(self._thread)
-
-    def _begin(self) -> None:
-        if self._inline:
-            if self._world.threads_may_communicate:
-                self._after()
-            else:
-                self._world.in_main_thread(self._after)
-            return
-        self._thread = threading.Thread(target=self._run, name="mpigraph-prefetch", daemon=True)
-        self._thread.start()
 
     def _run(self) -> None:
         """The thread: items, then "end" so that the consumer can go on, then ``after``.
@@ -150,19 +142,19 @@ class Prefetch(BackgroundLoop, Generic[T]):
     def _produce_all(self) -> None:
         try:
             for item in self._produce():
-                if not self._put("item", item):
+                if not self._put(item):
                     return
         except BaseException as error:  # raised by the consumer; the other ranks are still answered
-            if self._put("error", error):
+            if self._put(None, error):
                 return
             if not isinstance(error, Exception):
                 raise
             # The consumer has left, and may have closed what this thread reads.
             get_logger().info("an epoch that was left had an error: %s: %s", type(error).__name__, error)
         else:
-            self._put("end", None)
+            self._put(_END)
 
-    def _put(self, kind: str, item: T | BaseException | None) -> bool:
+    def _put(self, item: object, error: BaseException | None = None) -> bool:
         """Queue an item; False if the consumer has left."""
         with self._world.watchdog.own("the use of minibatches"):
             while not self._stop.is_set():
@@ -170,7 +162,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
                     self._room.get(timeout=_POLL)
                 except queue.Empty:
                     continue
-                self._items.put((kind, item))
+                self._items.put((item, error))
                 return True
         return False
 

@@ -239,22 +239,18 @@ def test_a_pass_that_was_left_is_over(job: SharedJob, g: dist.DistGraph, shared_
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_what_is_left_of_a_remainder_is_its_end(told: bool) -> None:
+def test_what_is_left_of_a_pass_is_its_end(told: bool) -> None:
     def rows(seeds: Seeds, batches: Iterator[Any]) -> list[list[int]]:
         return [seeds.rows(batch).tolist() for batch in batches]
 
     draws = np.random.default_rng(0)
     ids, times = ({"a": draws.integers(0, 9, 20), "b": draws.integers(0, 9, 13)} for _ in range(2))
-    seeds = Seeds(ids, "seeds", times if told else None, placed=told)
-    keys = seeds.hashes(np.uint64(3))
-    order = np.argsort(keys, kind="stable")
-    bounds = batch_bounds(33, 4, False, 11)
-    whole = EpochPlan(0, seeds, order, bounds, 11, is_remainder=True)
+    seeds, bounds = Seeds(ids, "seeds", times if told else None, placed=told), batch_bounds(33, 4, False, 11)
+    whole = EpochPlan(0, seeds, draws.permutation(33), bounds, 11)
     batches = rows(seeds, whole.batches())
     for taken in range(12):
         rest = seeds.of_rows(whole.left(taken))
-        order = np.argsort(rest.hashes(np.uint64(3)), kind="stable")
-        later = EpochPlan(0, rest, order, bounds, 11, taken=taken, is_remainder=True)
+        later = EpochPlan(0, rest, np.arange(len(rest)), bounds - bounds[taken], 11, taken=taken)
         assert rows(rest, later.batches()) == batches[taken:]
         assert later.length == 33
 
@@ -266,7 +262,6 @@ def test_a_place_is_no_part_of_what_a_seed_is() -> None:
     result = [{kind: some.tolist() for kind, some in column.items()} for column in chosen]
     assert result == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
     assert seeds.digest() == Seeds(ids, "seeds", times).digest() != Seeds(ids, "seeds").digest()
-    assert seeds.sequence() != Seeds(ids, "seeds", ids).sequence()
 
 
 def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -280,10 +275,10 @@ def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for number in (-1, 2**62 + 1):
             yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([column]), number))}
     for step in (-(2**63), 2**63 - 5):
-        yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([6]), step))}
-    for kind in (1, 2):  # more batches than there are, and other seeds than are left
-        yield state | {"progress": OfTrainer(torch.tensor([[0, kind, 80, 80, 80, *progress[0, 5:]]]))}
-    for rows in (progress[:, :6], progress.double()):
+        yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([5]), step))}
+    for taken in (80, 3):  # more batches than there are, and other seeds than are left
+        yield state | {"progress": OfTrainer(torch.tensor([[0, 1, 79, 80, taken, *progress[0, 5:]]]))}
+    for rows in (progress[:, :5], progress.double()):
         yield state | {"progress": OfTrainer(rows)}
     for rows in (left[:, :1], left.float(), left.repeat(50, 1), left + torch.tensor([2, 0])):
         yield state | {"left": OfTrainer(rows)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import SAMPLERS, batch, digest
-from layouts import Job, SharedJob, api
+from layouts import Job, SharedJob, api, on_all, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -42,24 +42,19 @@ def test_gathered_rows_come_with_the_blocks(job: SharedJob, oracle, depth: int) 
         dist.DistNodeDataLoader(g, mine, NeighborSampler([2], prob="feat"))
 
 
-def test_prepared_weights_draw_alike(job: SharedJob, oracle) -> None:
+@rotated(5)
+@pytest.mark.parametrize("name", ["prob", "prob-replace", "mask", "labor-prob", "labor-mask"])
+def test_prepared_weights_draw_alike(job: SharedJob, oracle, name: str) -> None:
     g = job.open(oracle(3))
-    names = ("prob", "prob-replace", "mask", "labor-prob", "labor-mask")
+    sampler, store = SAMPLERS[name], current().store
 
-    def draw_all() -> list[str]:
-        draws = []
-        for name in names:
-            sampler = SAMPLERS[name]
-            draws += [digest(g.sample_blocks(batch(k), dataclasses.replace(sampler.arguments, seed=3))) for k in (0, 1)]
-        return draws
+    def draw() -> list[str]:
+        return [digest(g.sample_blocks(batch(k), dataclasses.replace(sampler.arguments, seed=3))) for k in (0, 1)]
 
-    before, store = draw_all(), current().store
-    numbers = {g.edata[name].rows.number for name in ("weight", "even")}
-    assert not any(store.is_prepared(EdgeWeights, number) for number in numbers)
-    for name in names:
-        dist.DistNodeDataLoader(g, np.arange(3), SAMPLERS[name])
-    assert all(store.is_prepared(EdgeWeights, number) for number in numbers)
-    assert draw_all() == before
+    before, number = draw(), g.edata["even" if "mask" in name else "weight"].rows.number
+    was_prepared = store.is_prepared(EdgeWeights, number)
+    dist.DistNodeDataLoader(g, np.arange(3), sampler)
+    on_all(job.trainers, not was_prepared and store.is_prepared(EdgeWeights, number) and draw() == before)
 
 
 def test_weights_that_are_written_count_from_the_next_barrier_on(job: SharedJob, oracle) -> None:

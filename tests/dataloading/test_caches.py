@@ -54,7 +54,7 @@ def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle, sampl
     without = plain.stats()
     assert without.fetched_rows == without.remote_rows and without.cached_rows == 0
     asked = {without.remote_rows}
-    for number, options in enumerate(CACHES[1:]):
+    for number, options in enumerate(CACHES[1 if sampler is UNIFORM else 2 :: 2]):
         loader = loader_of(g, sampler, num_prefetch=number % 3, **options)
         found = []
         for _ in range(2):
@@ -139,20 +139,6 @@ def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None
     loader.close()
 
 
-@pytest.mark.slow
-@remote
-def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    g.ndata["same"] = g.ndata["feat"]
-    loader = loader_of(g, features=["feat", "same"], cache=FEW)
-    for inputs, _, blocks in loader:
-        for name in ("feat", "same"):
-            assert torch.equal(blocks[0].srcdata[name], g.ndata["feat"][inputs])
-    assert loader.stats().hit_rate > 0
-    loader.close()
-    del g.ndata["same"]
-
-
 @remote
 def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     g = job.open(oracle(3))
@@ -190,49 +176,34 @@ def test_options(job: SharedJob, oracle) -> None:
         loader_of(g, lookahead=5 if g.rank() == 0 else 6)
 
 
-POLICIES: list[dict[str, Any]] = [
-    {"cache": "auto", "lookahead": 5},
-    {"cache": "2KB"},
-]
-
-
 @remote
-def test_edges_and_minibatches_of_pyg(job: SharedJob, oracle) -> None:
-    """With features of nodes and edges; the ids that a minibatch has say what they are."""
-    g = job.open(oracle(3))
-    eids = dist.edge_split(np.ones(g.num_edges()))[:160]
-    sampler = NeighborSampler([3, 2], prefetch_edge_feats=["edge"])
-    common: dict[str, Any] = {"batch_size": 40, "features": ["feat"], "seed": 1}
-    found: list[list[tuple]] = []
-    for options in [{"cache": None}, *POLICIES]:
-        loader = dist.DistEdgeDataLoader(g, eids, sampler, output="pyg", **common, **options)
-        batches = []
-        for batch in loader:
-            assert torch.equal(batch.feat, g.ndata["feat"][batch.n_id])
-            assert torch.equal(batch.edge, g.edata["edge"][batch.e_id])
-            batches.append((batch.n_id.tolist(), batch.e_id.tolist()))
-        assert options["cache"] is None or loader.stats().remote_rows > 0
-        found.append(batches)
-        loader.close()
-    assert all(batches == found[0] for batches in found)
-
-
-@pytest.mark.slow
-@remote
-def test_typed_graphs(job: SharedJob, typed_oracle: str) -> None:
-    g = job.open(typed_oracle)
-    seeds = {ntype: dist.node_split(np.ones(g.num_nodes(ntype)), ntype=ntype) for ntype in g.ntypes}
+@pytest.mark.parametrize("what", ["edges and minibatches of pyg", pytest.param("types", marks=pytest.mark.slow)])
+def test_rows_of_other_loaders(job: SharedJob, oracle, typed_oracle: str, what: str) -> None:
+    """Of nodes and edges, of several types, and of one tensor with two names; ids say what rows are."""
+    several = what == "types"
+    g = job.open(typed_oracle if several else oracle(3))
+    seeds: Any = {ntype: dist.node_split(np.ones(g.num_nodes(ntype)), ntype=ntype) for ntype in g.ntypes}
+    make, how = dist.DistNodeDataLoader, {"batch_size": 9, "shuffle": True, "features": ["feat"]}
+    sampler = NeighborSampler([2, 3])
+    if not several:
+        g.ndata["same"] = g.ndata["feat"]
+        make, how = dist.DistEdgeDataLoader, {"batch_size": 40, "features": ["feat", "same"], "output": "pyg"}
+        seeds = dist.edge_split(np.ones(g.num_edges()))[:160]
+        sampler = NeighborSampler([3, 2], prefetch_edge_feats=["edge"])
     epochs = []
-    for options in [{"cache": None}, *POLICIES]:
-        loader = dist.DistNodeDataLoader(
-            g, seeds, NeighborSampler([2, 3]), batch_size=9, shuffle=True, seed=2, features=["feat"], **options
-        )
-        batches = []
-        for inputs, _, blocks in loader:
-            for ntype, ids in inputs.items():
-                if "feat" in g.nodes[ntype].data:
-                    assert torch.equal(blocks[0].srcnodes[ntype].data["feat"], g.nodes[ntype].data["feat"][ids])
-            batches.append({ntype: ids.tolist() for ntype, ids in inputs.items()})
-        epochs.append(batches)
+    for options in ({"cache": None}, {"cache": "auto", "lookahead": 5}, {"cache": "2KB"}):
+        loader = make(g, seeds, sampler, seed=2, **how, **options)
+        epochs.append([])
+        for batch in loader:
+            if several:
+                of_types = ((batch[2][0].srcnodes[t].data, g.nodes[t].data, ids) for t, ids in batch[0].items())
+                assert all(torch.equal(got["feat"], all_["feat"][ids]) for got, all_, ids in of_types if "feat" in all_)
+            else:
+                assert all(torch.equal(batch[name], g.ndata["feat"][batch.n_id]) for name in ("feat", "same"))
+                assert torch.equal(batch.edge, g.edata["edge"][batch.e_id])
+            epochs[-1].append(digest(batch[0] if several else [batch.n_id, batch.e_id]))
+        assert several or options["cache"] is None or loader.stats().hit_rate > 0
         loader.close()
     assert all(batches == epochs[0] for batches in epochs)
+    if not several:
+        del g.ndata["same"]

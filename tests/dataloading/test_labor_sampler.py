@@ -143,19 +143,6 @@ def test_numbers_live_for_a_period_of_steps(period: int) -> None:
         assert same > 0.97 and 0.9 < apart < same
 
 
-@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
-def test_a_period_is_an_integer_of_any_kind(kind: Callable[[int], Any]) -> None:
-    def drawn_with(g: dist.DistGraph, period: Any) -> list[dict[int, tuple[int, ...]]]:
-        sampler = LaborSampler([3, 3], batch_dependency=period)
-        return epochs_of(dist.DistNodeDataLoader(g, torch.arange(200), sampler, batch_size=50, seed=1), 1)
-
-    on_one_rank(dense_graph(200, 4000), lambda g: assert_equal(drawn_with(g, kind(4)), drawn_with(g, 4)))
-
-
-def assert_equal(one: object, other: object) -> None:
-    assert one == other
-
-
 def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
     """Each trainer has other seeds; where two draw for one node in one step, they draw the same."""
     g = job.open(oracle(3))
@@ -303,28 +290,30 @@ def test_a_wrong_argument_of_one_trainer_is_raised_there(job: SharedJob, oracle)
     assert dist.sample_labors(g, torch.arange(9), 2)[0].num_edges() > 0
 
 
-def test_a_state_is_not_that_of_another_sampler() -> None:
-    descriptions = {
-        sampler.needs.description
-        for sampler in (
-            NeighborSampler([2]),
-            LaborSampler([2]),
-            LaborSampler([2], batch_dependency=2),
-            LaborSampler([2], layer_dependency=True),
-        )
-    }
-    assert len(descriptions) == 4
+@pytest.mark.parametrize("number", [np.int64, torch.tensor])
+def test_a_state_is_that_of_a_sampler_with_equal_numbers_of_any_kind(number: Callable[[int], Any]) -> None:
+    """And of no other one; numbers of another kind draw the same, too."""
+
+    def samplers(number: Callable[[int], Any]) -> list[Any]:
+        negatives = GlobalUniform(number(3), redundancy=number(2))
+        return [
+            NeighborSampler([number(3), {"a": number(2)}]),
+            NeighborSampler([3], time_attr="t", time_window=number(5)),
+            LaborSampler([3]),
+            LaborSampler([3], layer_dependency=number(1)),
+            LaborSampler([3], batch_dependency=number(4)),
+            as_edge_prediction_sampler(NeighborSampler([3]), negative_sampler=negatives),
+        ]
+
+    plain, others = ([one.needs.description for one in samplers(kind)] for kind in (int, number))
+    assert plain == others and len(set(plain)) == len(plain)
+
+    def draw(g: dist.DistGraph, sampler: Any) -> list[dict[int, tuple[int, ...]]]:
+        return epochs_of(dist.DistNodeDataLoader(g, torch.arange(200), sampler, batch_size=50, seed=1), 1)
+
+    one, other = samplers(int)[4], samplers(number)[4]
+    on_one_rank(dense_graph(200, 4000), lambda g: assert_equal(draw(g, one), draw(g, other)))
 
 
-@pytest.mark.parametrize("number", [int, np.int64, torch.tensor])
-def test_a_state_is_that_of_a_sampler_with_numbers_of_another_kind(number: Callable[[int], Any]) -> None:
-    samplers = (
-        NeighborSampler([number(3), {"a": number(2)}]),
-        NeighborSampler([3], time_attr="t", time_window=number(5)),
-        LaborSampler([3], batch_dependency=number(4), layer_dependency=number(1)),
-        as_edge_prediction_sampler(
-            NeighborSampler([3]), negative_sampler=GlobalUniform(number(3), redundancy=number(2))
-        ),
-    )
-    for sampler in samplers:
-        assert "int64" not in sampler.needs.description and "tensor" not in sampler.needs.description
+def assert_equal(one: object, other: object) -> None:
+    assert one == other

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import Layout, SharedJob, everywhere, on_all, on_layouts, rotated
+from layouts import Layout, SharedJob, everywhere, on_all, on_layouts
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -127,36 +127,6 @@ def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
         assert len(list(batches)) == len(loader) == 8
     epochs = [line for line in lines if line.startswith("epoch ")]
     assert [re.findall(r"(\d+) minibatches", line) for line in epochs] == [["8"]] * 3, epochs
-
-
-@everywhere
-@rotated(2)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_early_breaks_and_interleaved_loaders(job: SharedJob, oracle, depth: int) -> None:
-    path = oracle(3)
-
-    def body() -> int:
-        g = job.open(path)
-        mine = dist.node_split(np.ones(NUM_NODES))
-        sampler = NeighborSampler([2, 2])
-        options = {"batch_size": 4, "num_prefetch": depth}
-        first, second = (dist.DistNodeDataLoader(g, mine, sampler, **options) for _ in range(2))
-        for number, _ in enumerate(first):
-            if number == g.rank():  # every trainer leaves at another step
-                break
-        pairs = sum(1 for _ in zip(first, second, strict=True))
-        assert pairs == len(first) == len(second)
-        for _ in first:
-            assert len(next(iter(second))[1]) == 4  # a new epoch of the other one, left at once
-            break
-        unfinished = iter(first)
-        next(unfinished)
-        del first, second
-        g.barrier()
-        return pairs
-
-    pairs = set(job.trainers.allgather(body()))
-    assert len(pairs) == 1
 
 
 def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
@@ -374,32 +344,6 @@ def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, oracle, given: 
         changed.sample_blocks(g, [1])
 
 
-def test_an_exception_in_the_thread_is_raised_in_the_loop(job: SharedJob, oracle) -> None:
-    path = oracle(2)
-
-    def body() -> bool:
-        g = job.open(path)
-
-        def collate(seeds: list[int]):
-            if g.rank() == 0 and 8 in seeds:
-                raise LookupError("seed 8 has no picture")
-            return dist.sample_neighbors(g, seeds, 2)
-
-        loader = dist.DistDataLoader(torch.arange(20), 4, collate_fn=collate)
-        batches = 0
-        try:
-            for _ in loader:
-                batches += 1
-        except LookupError as error:
-            assert g.rank() == 0 and "no picture" in str(error) and batches == 2
-        else:
-            assert g.rank() != 0 and batches == 5
-        g.barrier()
-        return True
-
-    on_all(job.trainers, body())
-
-
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
 def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
     g = job.open(oracle(3))
@@ -415,15 +359,9 @@ def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
 
 def test_loader_arguments(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    with pytest.raises(InvalidArgumentError, match="batch_size must be an integer >= 1"):
-        dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), batch_size=0)
-    with pytest.raises(InvalidArgumentError, match="num_prefetch must be an integer >= 0"):
-        dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), num_prefetch=-1)
-    with pytest.raises(InvalidArgumentError, match="prob or mask"):
-        NeighborSampler([2], prob="a", mask="b")
-    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
-        NeighborSampler([2, -2])
     for options, message in (
+        ({"batch_size": 0}, "batch_size must be an integer >= 1"),
+        ({"num_prefetch": -1}, "num_prefetch must be an integer >= 0"),
         ({"sampler": object()}, "takes no sampler: .*shuffle=True"),
         ({"load_input": {"feat": g.ndata["feat"]}}, r"takes no load_input: .*features="),
         ({"collate_fn": list}, r"takes no collate_fn: .*DistDataLoader\("),
@@ -431,6 +369,8 @@ def test_loader_arguments(job: SharedJob, oracle) -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), **options)
+    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
+        NeighborSampler([2, -2])
     with pytest.raises(InvalidArgumentError, match="DistDataLoader takes no generator: .*seed="):
         dist.DistDataLoader([1], 1, generator=torch.Generator())
     dist.DistDataLoader([1], 1, num_workers=2, timeout=9, prefetch_factor=2).close()

@@ -217,22 +217,17 @@ def test_joint_negatives_are_shared(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body() -> dict:
-        g = open_graph(path)
-        shared = {}
+        g, shared, how = open_graph(path), {}, {"batch_size": 30, "seed": 2, "negative_sampler": JointUniform(5)}
         for begin in (0, 100):
             eids = torch.arange(begin, begin + 30)
-            loader = dist.DistEdgeDataLoader(g, eids, NeighborSampler([1]), batch_size=30, seed=2,
-                                             negative_sampler=JointUniform(5))  # fmt: skip
-            ((_, positive, negative, blocks),) = list(loader)
-            nodes = negative.ndata[NID]
-            src, dst = (nodes[ends].reshape(30, 5) for ends in negative.edges())
-            assert (dst == dst[0]).all() and torch.equal(src[:, 0], nodes[positive.edges()[0]])
-            assert blocks[-1].num_dst_nodes() <= 60 + 5
-            shared[begin] = dst[0].tolist()
-            turned = dist.DistEdgeDataLoader(g, eids.flip(0), NeighborSampler([1]), batch_size=30, seed=2,
-                                             negative_sampler=JointUniform(5))  # fmt: skip
-            ((_, _, negative, _),) = list(turned)
-            assert negative.ndata[NID][negative.edges()[1][:5]].tolist() == shared[begin]
+            for turned in (eids, eids.flip(0)):
+                loader = dist.DistEdgeDataLoader(g, turned, NeighborSampler([1]), **how)
+                ((_, positive, negative, blocks),) = list(loader)
+                nodes = negative.ndata[NID]
+                src, dst = (nodes[ends].reshape(30, 5) for ends in negative.edges())
+                assert (dst == dst[0]).all() and torch.equal(src[:, 0], nodes[positive.edges()[0]])
+                assert blocks[-1].num_dst_nodes() <= 60 + 5
+                assert shared.setdefault(begin, dst[0].tolist()) == dst[0].tolist()
         assert shared[0] != shared[100]
         return shared
 
@@ -322,13 +317,10 @@ def test_a_part_without_nodes_draws_among_all() -> None:
 
 
 @pytest.mark.parametrize("kind", [Uniform, GlobalUniform, JointUniform, LocalUniform, InBatch])
-@pytest.mark.parametrize("k", [0, -1, 1.5, True, "3", None])
-def test_bad_numbers_of_negatives(kind, k) -> None:
-    with pytest.raises(InvalidArgumentError, match="k must be an integer >= 1"):
-        kind(k)
-
-
-@pytest.mark.parametrize("redundancy", [0.9, float("nan"), float("inf")])
-def test_bad_redundancy(redundancy: float) -> None:
-    with pytest.raises(InvalidArgumentError, match="redundancy must be a number >= 1"):
-        GlobalUniform(2, redundancy=redundancy)
+def test_bad_numbers(kind) -> None:
+    for k in (0, -1, 1.5, True, "3", None):
+        with pytest.raises(InvalidArgumentError, match="k must be an integer >= 1"):
+            kind(k)
+    for redundancy in (0.9, float("nan"), float("inf")) if kind is GlobalUniform else ():
+        with pytest.raises(InvalidArgumentError, match="redundancy must be a number >= 1"):
+            kind(2, redundancy=redundancy)

@@ -5,20 +5,20 @@ does the same in plain Python where all neighbours are taken; everything else is
 """
 
 import dataclasses
-import hashlib
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batches import digest
 from layouts import ALONE, Layout, SharedJob, everywhere, on_all, on_layouts, rotated
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
-from torch_geometric.nn import HGTConv
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from torch_geometric.typing import WITH_PYG_LIB
@@ -328,14 +328,6 @@ def batch_seeds(kind: str, number: int) -> Any:
     return {"author": torch.from_numpy(rng.permutation(41)[:4].astype(np.int64)), "paper": torch.from_numpy(papers)}
 
 
-def digest(subgraph: Subgraph) -> str:
-    arrays = [*subgraph.ids, *subgraph.edges, *(subgraph.eids or [])]
-    state = hashlib.sha256(repr((subgraph.num_nodes, subgraph.num_edges, [a.shape for a in arrays])).encode())
-    for array in arrays:
-        state.update(array.tobytes())
-    return state.hexdigest()
-
-
 def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
     """This trainer's share of all minibatches."""
     g, found = open_graph(path), {}
@@ -347,7 +339,14 @@ def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str
             seeds = batch_seeds(kind, number) if mine else nothing
             sample = g.sample_subgraph(seeds, dataclasses.replace(sampler.arguments, seed=7))
             if mine:
-                found[name, number] = digest(sample)
+                found[name, number] = digest(
+                    [
+                        *map(torch.tensor, (*sample.num_nodes, *sample.num_edges)),
+                        *sample.ids,
+                        *sample.edges,
+                        *(sample.eids or []),
+                    ]
+                )
     return found
 
 
@@ -423,17 +422,6 @@ def test_seeds_of_several_types(job: SharedJob, write) -> None:
     assert {ntype: sorted(some) for ntype, some in seen.items()} == {"author": [*range(7)], "paper": [*range(20)]}
 
 
-class HGT(torch.nn.Module):
-    """One layer of PyG's heterogeneous graph transformer."""
-
-    def __init__(self, metadata: tuple) -> None:
-        super().__init__()
-        self.conv, self.out = HGTConv(CLASSES, 16, metadata, heads=2), torch.nn.Linear(16, CLASSES)
-
-    def forward(self, x: dict[str, torch.Tensor], edge_index: dict[tuple, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {ntype: self.out(h) for ntype, h in self.conv(x, edge_index).items() if h is not None}
-
-
 class OnlyBlocks(BlockSampler):
     """A sampler that cannot make subgraphs."""
 
@@ -457,6 +445,9 @@ def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pyt
     without = NeighborSampler([2], prefetch_edge_feats=["weight"], return_eids=False)
     with pytest.raises(InvalidArgumentError, match="edge features need edge ids: the sampler has return_eids=False"):
         list(dist.DistNodeDataLoader(g, nids, without, output="pyg"))
+    own = SimpleNamespace(sampler=sampler, sample=print)
+    with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Simple"):
+        dist.DistEdgeDataLoader(g, {WRITES: [1]}, own, output="pyg")
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "torch_geometric.data", None)
         refused("graphs of PyG need torch_geometric: pip install torch_geometric")
@@ -502,18 +493,3 @@ def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> 
             loader = dist.DistNodeDataLoader(g, {ntype: [1, 2]}, both, features={ntype: "weight"}, output="pyg")
             assert all("weight" in batch[ntype] and "weight" in batch[WRITES] for batch in loader)
         g.barrier()
-
-
-def test_a_sampler_of_edges_of_the_users_own_is_refused(job: SharedJob, write) -> None:
-    path = write("plain")
-
-    class Own:
-        sampler = NeighborSampler([2])
-
-        def sample(self, g, seed_edges):
-            raise NotImplementedError
-
-    g = job.open(path)
-    with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Own\)"):
-        dist.DistEdgeDataLoader(g, [1], Own(), output="pyg")
-    g.barrier()

@@ -210,16 +210,13 @@ def test_edge_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: Neigh
     on_all(job.trainers, all(sorted(seen[r]) == eids[r].tolist() for r in eids) and checked > 0)
 
 
-def test_times_of_other_types_are_refused(job: SharedJob) -> None:
+def test_what_is_refused(job: SharedJob) -> None:
     g = job.open(job.write(write, SEED, True, True))
     with pytest.raises(InvalidArgumentError, match="input_time must have one time for each of 0"):
         dist.DistNodeDataLoader(g, {"a": [0]}, SAMPLERS[0], input_time={"a": [1], "b": [1]})
     first, second = g.canonical_etypes[:2]
     with pytest.raises(InvalidArgumentError, match="edge_label_time of .* must have one time for each of 0"):
         dist.DistEdgeDataLoader(g, {first: [0]}, SAMPLERS[0], edge_label_time={first: [1], second: [1]})
-
-
-def test_what_is_refused(job: SharedJob) -> None:
     g = job.open(job.write(write, SEED, False, False))
     sampler, seeds = SAMPLERS[0], np.arange(4)
     for loader, name in ((dist.DistNodeDataLoader, "input_time"), (dist.DistEdgeDataLoader, "edge_label_time")):

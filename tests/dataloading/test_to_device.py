@@ -9,6 +9,7 @@ and skips where torch has none.
 import gc
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,30 +60,20 @@ def edge_loader(g: dist.DistGraph, device: Any = None, **options: Any) -> dist.D
     return dist.DistEdgeDataLoader(g, np.arange(120), NeighborSampler([3, 2]), device, **options)
 
 
-def pyg_loader(g: dist.DistGraph, device: Any = None, **options: Any) -> dist.DistNodeDataLoader:
-    return node_loader(g, device, output="pyg", **options)
-
-
 def typed_loader(g: dist.DistGraph, device: Any = None, **options: Any) -> dist.DistNodeDataLoader:
+    options = {"batch_size": 17, "features": ["feat"], "labels": {"paper": "year"}} | options
     seeds = {"paper": np.arange(TYPED_NODES["paper"])}
-    return dist.DistNodeDataLoader(
-        g, seeds, NeighborSampler([2, 2]), device, batch_size=17, features=["feat"], labels={"paper": "year"}, **options
-    )
+    return dist.DistNodeDataLoader(g, seeds, NeighborSampler([2, 2]), device, **options)
 
 
 def typed_edge_loader(g: dist.DistGraph, device: Any = None, **options: Any) -> dist.DistEdgeDataLoader:
-    eids = {CITES: np.arange(60)}
-    return dist.DistEdgeDataLoader(
-        g, eids, NeighborSampler([2]), device, batch_size=20, features=["feat"], labels=["edge"], **options
-    )
+    options = {"batch_size": 20, "features": ["feat"], "labels": ["edge"]} | options
+    return dist.DistEdgeDataLoader(g, {CITES: np.arange(60)}, NeighborSampler([2]), device, **options)
 
 
-def typed_pyg_loader(g: dist.DistGraph, device: Any = None, **options: Any) -> dist.DistNodeDataLoader:
-    return typed_loader(g, device, output="pyg", **options)
-
-
-PLAIN, TYPED = (node_loader, edge_loader, pyg_loader), (typed_loader, typed_edge_loader, typed_pyg_loader)
-LOADERS = pytest.mark.parametrize("make", PLAIN + TYPED, ids=lambda make: make.__name__)
+PLAIN = (node_loader, edge_loader, partial(node_loader, output="pyg"))
+TYPED = (typed_loader, typed_edge_loader, partial(typed_loader, output="pyg"))
+LOADERS = pytest.mark.parametrize("make", PLAIN + TYPED)
 
 
 def open_for(make: Any, job: SharedJob, oracle: Any, typed_oracle: str) -> dist.DistGraph:
@@ -155,7 +146,7 @@ def tensors_of(graph: InMemoryGraph) -> list[torch.Tensor]:
 
 @LOADERS
 @DEPTHS
-@rotated(2)
+@rotated(4)
 def test_the_same_minibatches_arrive(
     make: Any, depth: int, device: torch.device, job: SharedJob, oracle: Any, typed_oracle: str
 ) -> None:
@@ -169,7 +160,7 @@ def test_the_same_minibatches_arrive(
 
 
 @LOADERS
-@rotated(2)
+@rotated(3)
 def test_minibatches_are_pinned(
     make: Any, device: torch.device, job: SharedJob, oracle: Any, typed_oracle: str
 ) -> None:
