@@ -33,7 +33,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_state
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import split_by_range
-from mpigraph.kernels.updates import Gradients, adagrad, adam, collect, row_wise_adagrad, sgd
+from mpigraph.kernels.updates import Gradients, adam, collect, descend
 from mpigraph.mpi.agree import agree, hash64, same
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.rows.owners import Outgoing, Pushed, push_rows
@@ -475,10 +475,9 @@ class SparseAdagrad(SparseOptimizer):
     def _apply(
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
     ) -> None:
-        update = row_wise_adagrad if self.settings["row_wise"] else adagrad
-        lr = np.float32(self.settings["lr"])
-        eps = np.float32(self.settings["eps"])
-        update(gradients, which, table, places, states["sum"], rows, lr, eps)
+        sums = (None, states["sum"]) if self.settings["row_wise"] else (states["sum"], None)
+        lr, eps = np.float32(self.settings["lr"]), np.float32(self.settings["eps"])
+        descend(gradients, which, table, places, *sums, rows, lr, eps)
 
 
 class SparseAdam(SparseOptimizer):
@@ -524,4 +523,5 @@ class SparseSGD(SparseOptimizer):
     def _apply(
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
     ) -> None:
-        sgd(gradients, which, table, places, np.float32(self.settings["lr"]))
+        lr = np.float32(self.settings["lr"])
+        descend(gradients, which, table, places, None, None, rows, lr, np.float32(0))

@@ -10,7 +10,6 @@ from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import (
     bad_source,
-    falls,
     find_in_rows,
     hash_of_degrees,
     hash_of_sources,
@@ -83,7 +82,6 @@ def _of_draws() -> Iterator[_Call]:
         yield find_in_rows, _INDPTR, indices, 0, _IDS, _IDS, _IDS, np.empty(2, np.bool_)
         yield bad_source, _INDPTR, indices, 2
         yield hash_of_sources, indices
-    yield falls, _INDPTR
     yield hash_of_degrees, counts, 0
     yield number_by_key, _IDS, counts.copy(), np.empty(2, np.int64)
 
@@ -110,7 +108,6 @@ def _of_rows() -> Iterator[_Call]:
     fixed.setflags(write=False)  # read-only arrays, as of books, are another type to numba
     for offsets in (ranges, fixed):
         yield row_ops.order_by_range, _IDS, offsets
-    yield row_ops.find_runs, _IDS
     yield row_ops.first_alike, _IDS, np.empty(2, np.int32), np.empty(2, np.int64)
     values: Any
     for values in (np.zeros(2, np.int32), np.zeros(2, np.int64)):

@@ -116,13 +116,9 @@ def find_in_rows(
         exists[p] = low < end and indices[low] == src[p]
 
 
-@njit()
 def falls(indptr: I64) -> bool:
     """Return whether a value of int64[n] is smaller than the one before it."""
-    for i in range(1, len(indptr)):
-        if indptr[i] < indptr[i - 1]:
-            return True
-    return False
+    return bool((indptr[1:] < indptr[:-1]).any())
 
 
 @njit()

@@ -73,80 +73,46 @@ def _reduce(gradients: Any, row: int, total: F32) -> None:
 
 
 @njit(error_model="numpy")
-def sgd(gradients: Any, which: I64, table: F32, places: I64, lr: np.float32) -> None:
-    """``w -= lr * g``.
-
-    gradients: :class:`Gradients`.  which: int64[k], distinct rows, by number in ``gradients``.  table: float32[n,
-    width], updated here.  places: int64[k], the row of ``table`` for each of them.  lr: learning rate; a float64
-    would make the loop compute in float64.
-    """
-    g = np.empty(table.shape[1], np.float32)
-    for k in range(len(which)):
-        _reduce(gradients, which[k], g)
-        w = table[places[k]]
-        for j in range(len(g)):
-            w[j] -= lr * g[j]
-
-
-@njit(error_model="numpy")
-def adagrad(
-    gradients: Any,
-    which: I64,
-    table: F32,
-    places: I64,
-    sums: F32,
-    rows: I64,
-    lr: np.float32,
-    eps: np.float32,
+def descend(
+    gradients: Any, which: I64, table: F32, places: I64, sums: Any, row_sums: Any, rows: I64, lr: Any, eps: Any
 ) -> None:
-    """``G += g * g; w -= lr * g / (sqrt(G) + eps)``.
+    """Gradient descent ``w -= lr * g``, or Adagrad ``G += g * g; w -= lr * g / (sqrt(G) + eps)``.
 
     Duchi, Hazan, Singer: "Adaptive subgradient methods for online learning and stochastic optimization", JMLR 2011.
+    With one G for a row, ``G += mean(g * g)``, as for the embedding tables of recommenders, e.g. Naumov et al.: "Deep
+    learning recommendation model for personalization and recommendation systems", 2019.
 
-    gradients, which, table, places: as for :func:`sgd`.  sums: float32[n, width], G, updated here.
-    rows: int64[k], the row of ``sums`` for each of ``which``.
+    Args:
+        gradients: :class:`Gradients`.
+        which: int64[k], distinct rows, by number in ``gradients``.
+        table: float32[n, width], updated here.
+        places: int64[k], the row of ``table`` for each of them.
+        sums: float32[n, width], G, updated here; or None.
+        row_sums: float32[n], G with one for a row, updated here; or None.
+        rows: int64[k], the row of ``sums`` or ``row_sums`` for each of ``which``.
+        lr: float32, the learning rate; a float64 would make the loop compute in float64.
+        eps: float32.
     """
     g = np.empty(table.shape[1], np.float32)
     for k in range(len(which)):
         _reduce(gradients, which[k], g)
         w = table[places[k]]
-        total = sums[rows[k]]
-        for j in range(len(g)):
-            total[j] += g[j] * g[j]
-            w[j] -= lr * g[j] / (np.sqrt(total[j]) + eps)
-
-
-@njit(error_model="numpy")
-def row_wise_adagrad(
-    gradients: Any,
-    which: I64,
-    table: F32,
-    places: I64,
-    sums: F32,
-    rows: I64,
-    lr: np.float32,
-    eps: np.float32,
-) -> None:
-    """Adagrad with one accumulator for a row: ``G += mean(g * g)``.
-
-    Used for the embedding tables of recommenders, e.g. Naumov et al.: "Deep learning recommendation model for
-    personalization and recommendation systems", 2019.
-
-    gradients, which, table, places: as for :func:`sgd`.  sums: float32[n], G, updated here.  rows: int64[k], the row
-    of ``sums`` for each of ``which``.
-    """
-    g = np.empty(table.shape[1], np.float32)
-    for k in range(len(which)):
-        _reduce(gradients, which[k], g)
-        square = 0.0
-        for j in range(len(g)):
-            square += np.float64(g[j]) * np.float64(g[j])
-        total = sums[rows[k]] + np.float32(square / len(g))
-        sums[rows[k]] = total
-        scale = np.sqrt(total) + eps
-        w = table[places[k]]
-        for j in range(len(g)):
-            w[j] -= lr * g[j] / scale
+        if sums is not None:
+            total = sums[rows[k]]
+            for j in range(len(g)):
+                total[j] += g[j] * g[j]
+                w[j] -= lr * g[j] / (np.sqrt(total[j]) + eps)
+        elif row_sums is not None:
+            square = 0.0
+            for j in range(len(g)):
+                square += np.float64(g[j]) * np.float64(g[j])
+            row_sums[rows[k]] += np.float32(square / len(g))
+            scale = np.sqrt(row_sums[rows[k]]) + eps
+            for j in range(len(g)):
+                w[j] -= lr * g[j] / scale
+        else:
+            for j in range(len(g)):
+                w[j] -= lr * g[j]
 
 
 @njit(error_model="numpy")
@@ -169,8 +135,8 @@ def adam(
     ``t += 1; m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g g; w -= lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``.
     Kingma, Ba: "Adam: a method for stochastic optimization", ICLR 2015.
 
-    gradients, which, table, places: as for :func:`sgd`.  exp_avg, exp_avg_sq: float32[n, width], m and v, updated here.
-    steps: float32[n], t, updated here.  rows: int64[k], the row of the state for each of ``which``.
+    gradients, which, table, places: as for :func:`descend`.  exp_avg, exp_avg_sq: float32[n, width], m and v, updated
+    here.  steps: float32[n], t, updated here.  rows: int64[k], the row of the state for each of ``which``.
     """
     g = np.empty(table.shape[1], np.float32)
     # rounded once, from float64: 1 - float32(beta) is another number
