@@ -203,6 +203,7 @@ class ShardReader:
 
     Attributes:
         path: the file.
+        identity: the partitioning that it belongs to.
 
     Raises:
         ShardFormatError: the file is missing, truncated, foreign, of another version or of another graph, part or
@@ -345,6 +346,7 @@ class ShardReader:
             raise ShardFormatError(
                 f"{self.path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
             )
+        self.identity = its_identity
         if graph_name is not None and its_graph != graph_name:
             raise ShardFormatError(f"{self.path}: belongs to graph {its_graph!r}, not to {graph_name!r}")
         if part is not None and its_part != part:
@@ -389,20 +391,24 @@ def fingerprint(shard: ShardReader) -> Fingerprint:
     return {name: shard.describe(name) for name in shard.names()}
 
 
-def verify_copy(
-    path: str | os.PathLike[str], original: Fingerprint, graph_name: str, part: int, identity: str | None = None
+def verify(
+    path: str | os.PathLike[str],
+    graph_name: str,
+    part: int,
+    identity: str | None = None,
+    original: Fingerprint | None = None,
 ) -> None:
-    """Read a copy from end to end and compare it with the fingerprint of the original, which may be on a slow disk.
+    """Read a file from end to end; graph, part and identity are those of :class:`ShardReader`.
 
-    Graph, part and identity are those of :class:`ShardReader`.
+    With the fingerprint of an original, which may be on a slow disk, the file must be a copy of it.
 
     Raises:
-        ShardFormatError: it is missing, damaged, or a copy of something else.
+        ShardFormatError: it is missing, damaged, or of something else.
     """
     with ShardReader(path, graph_name, part, identity) as shard:
-        if fingerprint(shard) != original:
+        if original is not None and fingerprint(shard) != original:
             raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
-        for name in original:
+        for name in shard.names():
             for _ in read_chunks(shard, name):
                 pass
 
