@@ -115,7 +115,7 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
     for path in shards if own not in configs and not left else ():  # left by an interrupted run of a graph of this name
         if path.exists():
             try:
-                ShardReader(path, graph_name).close()
+                ShardReader(path, graph_name)
             except ShardFormatError as error:
                 raise InvalidArgumentError(f"{error}; it would be overwritten: {OVERWRITE}") from error
 
