@@ -1,9 +1,9 @@
 """Sending rows to the ranks that write their parts: of nodes, of edges, of the features that travel with them.
 
 A row travels by its *key*, a new id of a node or a number that orders edges by part and destination. It waits in a
-:class:`.Spill` by ranges of keys, each of which is put in order on its own: by key, then by source, then as the rows
-came. Ranks read edges in turn, so they come in the order of the input. So the result depends neither on the number of
-ranks nor on the ranges.
+:class:`.Spill` by ranges of keys, and each range is put in order on its own: by key, by source, as the rows came. Ranks
+read edges in turn, so they come in the order of the input. So the result depends neither on the number of ranks nor on
+the ranges.
 
 Files of compressed or checksummed blocks (parquet, HDF5, shards) are slow to read at random, because every choice of
 rows unpacks nearly all blocks: their rows are read once, in the order of the file, and travel. Rows in memory and in
@@ -36,11 +36,11 @@ _SPARSE = 4  # keys for each row, beyond which rows are compared, not counted
 
 @dataclass(frozen=True, eq=False)
 class Writers:
-    """The ranks that write the parts that are not done (bool[parts]), nearly as many each; nothing travels to others.
+    """The ranks that write the parts, nearly as many each; nothing travels to parts that are done.
 
     Attributes:
         exchange: the ranks.
-        done: the parts to which nothing travels.
+        done: bool[parts].
         bounds: int64[ranks + 1], the parts of each rank.
         parts: this rank's, some of which may be done.
     """
@@ -100,10 +100,10 @@ class Shuffle:
 
     @collective("ranks")
     def send(self, parts: I64, keys: Array, first: int, **columns: Array) -> None:
-        """Send rows with consecutive numbers, from ``first`` on, to their parts (int64[n]); keep those that arrive.
+        """Send rows with consecutive numbers, from ``first`` on, to their parts; keep those that arrive.
 
         Args:
-            parts: of the rows.
+            parts: int64[n], the part of each row.
             keys: int[n].
             first: the first one's number, by which arrays that travel are read.
             columns: int[n] each; "number" has other numbers to tell.
