@@ -42,7 +42,7 @@ class Writers:
         exchange: the ranks.
         done: bool[parts].
         bounds: int64[ranks + 1], the parts of each rank.
-        parts: this rank's, some of which may be done.
+        parts: this rank's; some may be done.
     """
 
     exchange: Exchange
