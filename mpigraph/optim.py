@@ -475,9 +475,10 @@ class SparseAdagrad(SparseOptimizer):
     def _apply(
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
     ) -> None:
-        sums = (None, states["sum"]) if self.settings["row_wise"] else (states["sum"], None)
+        sums, row_wise = states["sum"], self.settings["row_wise"]
+        of_elements, of_rows = (None, sums) if row_wise else (sums, None)
         lr, eps = np.float32(self.settings["lr"]), np.float32(self.settings["eps"])
-        descend(gradients, which, table, places, *sums, rows, lr, eps)
+        descend(gradients, which, table, places, of_elements, of_rows, rows, lr, eps)
 
 
 class SparseAdam(SparseOptimizer):

@@ -23,8 +23,9 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.options import PART_METHODS, Forecast, Workload, check_memory, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.shuffle import carried_sizes
 from mpigraph.partition.source import GraphSource
-from mpigraph.partition.spill import Scratch, carried_sizes
+from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import check_space
 from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig

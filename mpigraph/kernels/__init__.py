@@ -17,7 +17,7 @@ from mpigraph.kernels.csr import (
     number_by_key,
 )
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
-from mpigraph.kernels.rng import combine, fingerprint, hash_each, hash_of_sequence, sum_of_hashes, told_apart
+from mpigraph.kernels.rng import combine, fingerprint, hash_each, sum_of_hashes, told_apart
 from mpigraph.kernels.row_slots import add_reads, split_local
 from mpigraph.kernels.sample import (
     Candidates,
@@ -92,7 +92,6 @@ def _of_ids() -> Iterator[_Call]:
     yield combine, key, 1
     yield fingerprint, _IDS
     yield sum_of_hashes, key, _IDS
-    yield hash_of_sequence, key, _IDS
     yield hash_each, key, _IDS, np.empty(2, np.uint64)
     yield told_apart, _IDS
     local = LocalIds(2)

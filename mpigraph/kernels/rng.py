@@ -84,15 +84,6 @@ def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
 
 
 @njit()
-def hash_of_sequence(key: np.uint64, ids: I64) -> Any:
-    """Return a hash that depends on the order of ids.  key: uint64.  ids: int64[n]."""
-    total = key
-    for i in range(len(ids)):
-        total = mix64(total ^ np.uint64(ids[i]))
-    return total
-
-
-@njit()
 def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
     """Hash each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
     for i in range(len(ids)):

@@ -3,9 +3,10 @@
 One rank needs no MPI; ``over_mpi`` has a subclass.
 """
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -60,6 +61,23 @@ class Exchange:
         arrived, lengths = self._from_all(np.frombuffer(data, np.uint8)[:, None])
         ends = np.cumsum(lengths).tolist()
         return [arrived[end - n : end].tobytes() for end, n in zip(ends, lengths.tolist(), strict=True)]
+
+    @collective("ranks")
+    def gather_json(self, value: Any) -> list[Any]:
+        """Give every rank the value of every rank, in rank order; as JSON has it."""
+        return [json.loads(data) for data in self.gather_bytes(json.dumps(value).encode())]
+
+    @collective("ranks")
+    def map(self, doing: str, count: int, make: Callable[[int], Any]) -> list[Any]:
+        """Return the values that ``make`` returns for the numbers below ``count``, in order, on every rank.
+
+        Each rank makes its share of them; an error of one is raised on all, and ``doing`` stands in the message.
+        Values are as JSON has them.
+        """
+        with self.together(doing):
+            own = [make(number) for number in range(self.rank, count, self.size)]
+        of_ranks = self.gather_json(own)
+        return [of_ranks[number % self.size][number // self.size] for number in range(count)]
 
     @collective("ranks")
     def _from_all(self, rows: Array) -> tuple[Array, I64]:

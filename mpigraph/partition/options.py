@@ -20,10 +20,9 @@ from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.loops import add_digest
 from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
-from mpigraph.partition.relabel import EDGES_PER_BUCKET
 from mpigraph.partition.row_arrays import RowArray, numpy_under, release
+from mpigraph.partition.shuffle import BUCKET_BYTES, Carried
 from mpigraph.partition.source import GraphSource, feature_infos
-from mpigraph.partition.spill import NOTHING_CARRIED, Carried
 from mpigraph.storage.part_config import Features, check_graph_name
 
 PART_METHODS = ("metis", "multilevel", "random")
@@ -92,8 +91,7 @@ def check_same(
     }
     with exchange.together(f"partitioning {graph_name!r}"):
         arguments |= {name: sampled(array, _cheap(array)) for name, array in _arrays_of(source, classes, assignment)}
-    words = [word_of(value) for value in arguments.values()]
-    everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
+    everyone = exchange.gather_json([word_of(value) for value in arguments.values()])
     with exchange.together(f"partitioning {graph_name!r}"):
         for name, by_rank in zip(arguments, zip(*everyone, strict=False), strict=False):  # equal types: equal lengths
             other = next((rank for rank, word in enumerate(by_rank) if word != by_rank[0]), None)
@@ -168,19 +166,14 @@ def word_of(*known: object) -> str:
 
 
 @collective("ranks")
-def words_of_tables(source: GraphSource, exchange: Exchange) -> tuple[str, str]:
-    """Return two hashes of features and original ids: of dtypes, shapes, and rows.
+def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
+    """Return a hash of features and original ids: dtypes, shapes, and a few rows, the same in every form of input."""
 
-    32 hexadecimal digits each; the first of the same rows in every form of input, the second of as many as are cheap.
-    """
-    own = ""
-    with exchange.together("reading a few rows of the features"):
-        if exchange.rank == 0:
-            few = word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()])
-            own = f"{few} {word_of([sampled(rows, _cheap(rows)) for _, rows in source.tables()])}"
-    few, more = exchange.gather_bytes(own.encode())[0].decode().split()
-    about = feature_infos(source), source.node_ids is None, source.edge_ids is None
-    return word_of(*about, few), word_of(*about, more)
+    def few(_: int) -> str:
+        return word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()])
+
+    (word,) = exchange.map("reading a few rows of the features", 1, few)
+    return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, word)
 
 
 def _cheap(array: RowArray) -> int:
@@ -201,7 +194,7 @@ class Workload(NamedTuple):
     method: str  # "metis", "multilevel", "random" or "given"
     # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
     held: int = 200 << 20
-    carried: Carried = NOTHING_CARRIED  # rows that travel with nodes and edges
+    carried: Carried = Carried()  # rows that travel with nodes and edges
 
 
 class Forecast(NamedTuple):
@@ -227,7 +220,7 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     # a block of carried rows is there twice, as it is stored and as numbers
     relabelling = 24 * nodes + (160 << 20 if ranks == 1 else _ROUND) + carrying + 2 * carried.block
     writing = 20 * nodes + 40 * -(-num_nodes // num_parts) + carrying
-    writing += 80 * min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
+    writing += 80 * min(BUCKET_BYTES // 12, -(-num_edges // num_parts))
     assigning = 16 * num_nodes
     if method == "metis":
         assigning = 200 * num_nodes + 130 * num_edges

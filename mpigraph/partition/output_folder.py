@@ -1,12 +1,8 @@
 """The folder that a partitioned graph is written to: graphs that lie there, files of a stopped run, .npy files.
 
-Another graph is overwritten only on request. A run keeps the assignment of nodes, and a record of each complete part,
-in files beside the shards, which are removed when the graph is written::
-
-    <graph>.<hash>.assignment    the part of each node
-    <graph>.<hash>.part<number>  JSON: numbers of edges
-
-The hash is of everything that the content depends on, so a run for another graph or with other options ignores it.
+Another graph is overwritten only on request. A run keeps the assignment of nodes in a file beside the shards,
+``<graph>.<hash>.assignment``, which is removed when the graph is written. The hash is of everything that the assignment
+depends on, so a run for another graph or with other options ignores it.
 
 ``.npy`` files are written by all ranks together, each its own rows; they get their names when all of them are whole.
 """
@@ -17,7 +13,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -31,9 +27,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.options import word_of
-from mpigraph.partition.part_writer import WrittenPart
-from mpigraph.storage.files import NewFile, check_space, open_regular, read_text, storage_errors, temporary_name
+from mpigraph.storage.files import NewFile, check_space, open_regular, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -41,7 +35,7 @@ OVERWRITE = "write to another folder, or say --overwrite (overwrite=True)"
 _HEAD_BYTES = 4096  # of a configuration, which begins with its format
 _PART = re.compile(r"part([0-9]+)")
 _WORD = 16  # digits of the hash in the name
-_LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.(assignment|part([0-9]+))(\.tmp)?")
+_LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.assignment(\.tmp)?")
 _DIGEST = 32  # bytes of the hash at the beginning of an assignment
 
 
@@ -113,7 +107,7 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
             raise InvalidArgumentError(f"{what}{but}, which would be overwritten: {OVERWRITE}")
     if own.exists() and own not in configs:
         raise InvalidArgumentError(f"{own} is no partition configuration, and would be overwritten: {OVERWRITE}")
-    left = {name for _, name, _ in _files_left(folder)}
+    left = {name for _, name in _files_left(folder)}
     for name in sorted(left - {graph_name}):
         what = f"files that an interrupted run has left of the graph {name!r}"
         raise InvalidArgumentError(f"{folder} holds {what}, which would be overwritten: {OVERWRITE}")
@@ -121,7 +115,7 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
     for path in shards if own not in configs and not left else ():  # left by an interrupted run of a graph of this name
         if path.exists():
             try:
-                ShardReader(path, graph_name).close()
+                ShardReader(path, graph_name)
             except ShardFormatError as error:
                 raise InvalidArgumentError(f"{error}; it would be overwritten: {OVERWRITE}") from error
 
@@ -134,7 +128,7 @@ def remove_other_graphs(folder: Path, graph_name: str) -> None:
     for path in _configs(folder):
         if path.stem != graph_name:
             path.unlink(missing_ok=True)
-    for path, name, _ in _files_left(folder):
+    for path, name in _files_left(folder):
         if name != graph_name:
             path.unlink(missing_ok=True)
 
@@ -152,7 +146,7 @@ def remove_stale_parts(folder: Path, num_parts: int) -> None:
 
 
 class Leftovers:
-    """Files that a run for a graph leaves in the graph's folder until the graph is written."""
+    """The assignment that a run for a graph leaves in the graph's folder until the graph is written."""
 
     def __init__(self, folder: Path, graph_name: str) -> None:
         self._folder = folder
@@ -188,72 +182,35 @@ class Leftovers:
             file.write(_digest(parts))
             file.write(parts)
 
-    def read_record(self, word: str, part: int) -> WrittenPart | None:
-        """Return the record of a part; None if it is missing, or damaged, which the log says.
-
-        The part's files may have changed since then.
-        """
-        path = self._record_path(word, part)
-        try:
-            content = json.loads(read_text(path))
-            written = WrittenPart(content["num_edges"], content["num_cut"])
-            if content["checksum"] == _checksum(word, part, written):
-                return written
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
-        get_logger().warning("%s is ignored: it is damaged", path)
-        return None
-
-    def write_record(self, word: str, part: int, written: WrittenPart) -> None:
-        """Record that a part is complete, or raise StorageError."""
-        content = written._asdict() | {"checksum": _checksum(word, part, written)}
-        with NewFile(self._record_path(word, part)) as file:
-            file.write((json.dumps(content) + "\n").encode())
-
-    def remove_records(self, word: str, kept: Iterable[int]) -> None:
-        """Remove the records of parts for any hash, except those of the parts ``kept`` for this one."""
-        kept_paths = {self._record_path(word, part) for part in kept}
-        for path, part in self._files():
-            if part is not None and path not in kept_paths:
-                path.unlink(missing_ok=True)
-
     def remove(self) -> None:
-        """Remove all files, now that the graph is written."""
+        """Remove all assignments, now that the graph is written."""
         with suppress(OSError):  # the graph stands
-            for path, _ in sorted(self._files(), key=lambda entry: entry[1] is None):  # assignments last
+            for path in self._files():
                 path.unlink(missing_ok=True)
 
     def is_any(self) -> bool:
-        """Return whether a run has left files, for any hash."""
-        return any(not path.name.endswith(".tmp") for path, _ in self._files())
+        """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
+        begun = bytes_of_parts(self._folder) and not (self._folder / f"{self._graph_name}.json").exists()
+        return bool(begun) or any(not path.name.endswith(".tmp") for path in self._files())
 
-    def bytes_recorded(self) -> int:
-        """Return the size of the files of all parts that are recorded."""
-        recorded = {part for _, part in self._files() if part is not None}
-        paths = [self._folder / name for part in recorded for name in PartConfig.files_of(part).values()]
-        return sum(path.stat().st_size for path in paths if path.is_file())
-
-    def _files(self) -> list[tuple[Path, int | None]]:
-        return [(path, part) for path, name, part in _files_left(self._folder) if name == self._graph_name]
-
-    def _record_path(self, word: str, part: int) -> Path:
-        return self._folder / f"{self._graph_name}.{word[:_WORD]}.part{part}"
-
-
-def _checksum(word: str, part: int, written: WrittenPart) -> str:
-    return word_of(word, part, sorted(written._asdict().items()))
+    def _files(self) -> list[Path]:
+        return [path for path, name in _files_left(self._folder) if name == self._graph_name]
 
 
 def _digest(parts: I32) -> bytes:
     return blake2b(parts.data, digest_size=_DIGEST).digest()
 
 
-def _files_left(folder: Path) -> list[tuple[Path, str, int | None]]:
-    """Return files that runs have left, with the graph's name, and the part (None for an assignment)."""
+def bytes_of_parts(folder: Path, num_parts: int = 2**31) -> int:
+    """Return the size of the files of the first parts in a folder."""
+    paths = [folder / name for _, k in _parts(folder) if k < num_parts for name in PartConfig.files_of(k).values()]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _files_left(folder: Path) -> list[tuple[Path, str]]:
+    """Return assignments that runs have left, with the graph's name."""
     left = [(path, _LEFT.fullmatch(path.name)) for path in folder.iterdir()]
-    return [(path, match[1], None if match[3] is None else int(match[3])) for path, match in left if match is not None]
+    return [(path, match[1]) for path, match in left if match is not None]
 
 
 def _configs(folder: Path) -> dict[Path, dict[str, Any]]:

@@ -1,18 +1,18 @@
 """Writing the three files of a part from the nodes and edges that have arrived."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.kernels.csr import count_keys
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.relabel import Arrivals
+from mpigraph.partition.relabel import Arrivals, EdgeTable
 from mpigraph.partition.row_arrays import RowArray, release
+from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle, arrays_of
 from mpigraph.partition.source import Feature, joined_rows
-from mpigraph.partition.spill import ORIGINAL_IDS, arrays_of
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,
@@ -28,16 +28,6 @@ from mpigraph.storage.shard import DatasetWriter, ShardWriter
 _CHUNK_BYTES = 32 << 20
 
 
-class WrittenPart(NamedTuple):
-    """The record of a written part, in JSON's types.
-
-    num_edges: of each relation.  num_cut: edges from other parts' nodes.
-    """
-
-    num_edges: list[int]
-    num_cut: int
-
-
 class PartWriter:
     """Writer of the parts of one graph, of a content, to its folder, from the nodes and edges that have come to this
     rank.
@@ -45,94 +35,78 @@ class PartWriter:
 
     def __init__(self, arrivals: Arrivals, graph_name: str, content: str, out: Path) -> None:
         self._source = arrivals.source
-        self._numbering = arrivals.numbering
         self._arrivals = arrivals
         self._node_arrays, self._edge_arrays = arrays_of(arrivals.source)
         self._graph_name = graph_name
         self._content = content
         self._out = out
 
-    def write(self, part: int) -> WrittenPart:
+    def write(self, part: int) -> None:
         """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
-        schema = self._source.schema
-        num_cut = 0
-        counts = self._arrivals.edge_counts(part)
         with ExitStack() as stack:
             graph = stack.enter_context(self._open(part, "part_graph"))
             feats = stack.enter_context(self._open(part, "edge_feats"))
             node_feats = stack.enter_context(self._open(part, "node_feats"))
-            for ntype_id in range(len(schema.ntypes)):
-                self._write_nodes(graph, node_feats, ntype_id, part)
-            if self._source.shared:
-                num_cut += self._write_shared(graph, feats, part, counts)
-            for relation_id in self._source.own:
-                num_cut += self._write_relation(graph, feats, relation_id, part, int(counts[relation_id]))
-        return WrittenPart(counts.tolist(), num_cut)
+            for ntype_id, ntype in enumerate(self._source.schema.ntypes):
+                shuffle = self._arrivals.nodes[ntype_id]
+                offsets = self._arrivals.numbering.offsets[ntype_id]
+                count = int(offsets[part + 1] - offsets[part])
+                rows = {
+                    name: _begin(node_feats, node_feature_name(ntype, name), feature, count)
+                    for name, feature in self._source.node_feats.get(ntype, {}).items()
+                }
+                rows[ORIGINAL_IDS] = graph.create(node_orig_ids_name(ntype), (count,), "int64")
+                for records in shuffle.take(part):
+                    _write_rows(rows, self._node_arrays[ntype_id], records, shuffle)
+            for table in self._arrivals.tables:
+                if len(table.relations) == 1:
+                    self._write_relation(graph, feats, table, part)
+                else:
+                    self._write_shared(graph, feats, table, part)
 
-    def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
-        ntype = self._source.schema.ntypes[ntype_id]
-        ids = self._arrivals.orig_ids(ntype_id, part)
-        rows = {
-            name: _begin(feats, node_feature_name(ntype, name), feature, len(ids))
-            for name, feature in self._source.node_feats.get(ntype, {}).items()
-        }
-        rows[ORIGINAL_IDS] = graph.create(node_orig_ids_name(ntype), (len(ids),), "int64")
-        _write_rows(rows, self._node_arrays[ntype_id], ids, self._arrivals.node_rows(ntype_id, part))
-
-    def _write_relation(self, graph: ShardWriter, feats: ShardWriter, relation_id: int, part: int, count: int) -> int:
-        """Write the ``count`` in-edges of a part's nodes; return how many come from other parts."""
-        schema = self._source.schema
-        key = relation_key(schema.relations[relation_id])
-        src_type, dst_type = schema.ends(relation_id)
-        first_src, last_src = self._numbering.offsets[src_type][part : part + 2]
-        first_dst, last_dst = self._numbering.offsets[dst_type][part : part + 2]
-        width = index_dtype(self._source.num_nodes[src_type]).name
-        indices = graph.create(relation_dataset_name(key, "indices"), (count,), width)
+    def _write_relation(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
+        """Write the in-edges of a part's nodes."""
+        (relation,) = table.relations
+        key = relation_key(self._source.schema.relations[relation])
+        src_type, dst_type = self._source.schema.ends(relation)
+        first, last = self._arrivals.numbering.offsets[dst_type][part : part + 2].tolist()
+        width = index_dtype(self._source.num_nodes[src_type])
+        count = int(self._arrivals.counts[part, relation])
+        indices = graph.create(relation_dataset_name(key, "indices"), (count,), width.name)
         features = self._source.edge_feats.get(key, {})
         rows = {name: _begin(feats, edge_feature_name(key, name), f, count) for name, f in features.items()}
         rows[ORIGINAL_IDS] = graph.create(relation_dataset_name(key, "orig_ids"), (count,), "int64")
-        in_degrees = [np.zeros(1, np.int64)]
-        num_cut = 0
-        for bucket in self._arrivals.buckets(relation_id, part):
-            num_cut += int(np.count_nonzero((bucket.indices < first_src) | (bucket.indices >= last_src)))
-            in_degrees.append(bucket.in_degrees)
-            indices.write(bucket.indices)
-            _write_rows(rows, self._edge_arrays[relation_id], bucket.orig_ids, bucket.rows)
-        indptr = np.cumsum(np.concatenate(in_degrees))
-        assert len(indptr) == last_dst - first_dst + 1
-        graph.add(relation_dataset_name(key, "indptr"), indptr)
-        graph.add(relation_dataset_name(key, "out_degrees"), self._arrivals.out_degrees(relation_id, part))
-        return num_cut
+        indptr = np.zeros(last - first + 1, np.int64)
+        for records in table.shuffle.take(part):
+            count_keys(records["key"].astype(np.int64), 1 - first, indptr)
+            indices.write(records["source"])
+            _write_rows(rows, self._edge_arrays[relation], records, table.shuffle)
+        graph.add(relation_dataset_name(key, "indptr"), np.cumsum(indptr))
+        degrees = [records["degree"] for records in self._arrivals.degrees[relation].take(part)]
+        graph.add(relation_dataset_name(key, "out_degrees"), np.concatenate([np.empty(0, np.int64), *degrees]))
 
-    def _write_shared(self, graph: ShardWriter, feats: ShardWriter, part: int, counts_of: I64) -> int:
-        """Write the in-edges of a part's nodes in shared tables; return how many come from other parts."""
+    def _write_shared(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
+        """Write the in-edges of a part's nodes in tables that relations share."""
         source = self._source
         width = index_dtype(max(source.num_nodes))
-        count = int(counts_of[list(source.shared)].sum())
+        counts_of = self._arrivals.counts[part]
+        count = int(counts_of[table.relations].sum())
         dtypes = {"destinations": width.name, "indices": width.name, "orig_ids": "int64"}
         tables = {name: graph.create(shared_dataset_name(name), (count,), dtype) for name, dtype in dtypes.items()}
         apart, together = self._shared_rows(feats, counts_of)
-        sources = source.schema.all_ends[list(source.shared), 0]
-        first, last = (np.array([of[end] for of in self._numbering.offsets])[sources] for end in (part, part + 1))
-        sizes = np.array([source.edge_counts[r] for r in source.shared])
-        edges = np.cumsum(sizes) - sizes
-        num_cut = 0
-        for piece in self._arrivals.shared.pieces(part):
-            counts = np.diff(piece.bounds)
-            inside = (piece.indices >= np.repeat(first, counts)) & (piece.indices < np.repeat(last, counts))
-            num_cut += int(np.count_nonzero(~inside))
+        for records in table.shuffle.take(part):
+            _, place = table.parts_and_places(records["key"])
+            orig_ids = records["number"] - table.first_edges[place]
             for array, firsts, writer in together:
-                rows = piece.orig_ids + np.repeat(firsts, counts)
-                _gather(array, rows[np.repeat(firsts >= 0, counts)], writer)
-            for place, array, writer in apart:
-                _gather(array, piece.orig_ids[slice(*piece.bounds[place : place + 2].tolist())], writer)
-            tables["destinations"].write(piece.destinations.astype(width))
-            tables["indices"].write(piece.indices.astype(width))
-            orig_ids = piece.orig_ids
+                _gather(array, (orig_ids + firsts[place])[firsts[place] >= 0], writer)
+            for of_place, array, writer in apart:
+                _gather(array, orig_ids[place == of_place], writer)
+            first_keys = table.keys[part * len(table.relations) + place]
+            tables["destinations"].write((records["key"] - first_keys).astype(width))
+            tables["indices"].write(records["source"].astype(width))
             if source.edge_ids is not None:
-                orig_ids = joined_rows([source.edge_ids[r] for r in source.shared])[orig_ids + np.repeat(edges, counts)]
+                orig_ids = joined_rows([source.edge_ids[r] for r in table.relations])[records["number"]]
             tables["orig_ids"].write(orig_ids)
-        return num_cut
 
     def _shared_rows(
         self, feats: ShardWriter, counts: I64
@@ -176,23 +150,19 @@ def _begin(writer: ShardWriter, name: str, feature: Feature, count: int) -> Data
 
 
 def _write_rows(
-    rows: Mapping[str, DatasetWriter], arrays: Mapping[str, RowArray], ids: Array, carried: Iterator[dict[str, Array]]
+    rows: Mapping[str, DatasetWriter], arrays: Mapping[str, RowArray], records: Array, shuffle: Shuffle
 ) -> None:
-    """Append rows of all features and original ids to their datasets, by name, at positions ``ids`` (int[n]).
+    """Append rows of all features and original ids to their datasets, by name, those that travelled and others.
 
-    ``arrays`` are the source's rows, without original ids if these are the positions; ``carried`` are rows that
-    traveled.
+    ``arrays`` are the source's rows, without original ids if these are the numbers of records.
     """
-    traveled = set[str]()
-    for piece in carried:
-        traveled.update(piece)
-        for name, values in piece.items():
-            rows[name].write(values)
-    for name, array in arrays.items():
-        if name not in traveled:
-            _gather(array, ids, rows[name])
-    if ORIGINAL_IDS not in arrays:
-        rows[ORIGINAL_IDS].write(ids.astype(np.int64))
+    for name, writer in rows.items():
+        if name in shuffle.carried:
+            writer.write(records[shuffle.carried[name]])
+        elif name in arrays:
+            _gather(arrays[name], records["number"], writer)
+        else:
+            writer.write(records["number"].astype(np.int64))
 
 
 def _gather(array: RowArray, ids: Array, rows: DatasetWriter) -> None:

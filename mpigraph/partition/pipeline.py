@@ -7,20 +7,19 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
-A run that is killed leaves :class:`.Leftovers` for the next run, which goes through the same stages, but assigns no
-nodes, and neither sends nor writes complete parts.
+A run that is killed leaves the assignment (:class:`.Leftovers`) and whole parts for the next run, which goes through
+the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
 ranks nor on their memory.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
+from mpigraph.errors import ShardFormatError
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
@@ -43,26 +43,28 @@ from mpigraph.partition.options import (
     check_options,
     check_same,
     word_of,
-    words_of_tables,
+    word_of_tables,
 )
 from mpigraph.partition.output_folder import (
     Leftovers,
     Sizes,
+    bytes_of_parts,
     check_vacant,
     check_writable,
     remove_other_graphs,
     remove_stale_parts,
     sole_writer,
 )
-from mpigraph.partition.part_writer import PartWriter, WrittenPart
+from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.contents import PartFiles, audit_part
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
+from mpigraph.storage.shard import ShardReader, verify
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,9 +118,8 @@ def partition_source(
 ) -> PartitionResult:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
-    The assignment and records of complete parts stay in files beside the shards until all shards are written. A run
-    that repeats an interrupted one with the same arguments reads the assignment; with ``resume`` it keeps the complete
-    parts, too.
+    The assignment stays in a file beside the shards until all shards are written. A run that repeats an interrupted one
+    with the same arguments reads it; with ``resume`` it keeps the complete parts, too.
 
     An error of one rank, such as a full disk in the middle of a stage, is raised on that rank alone; the caller then
     has to end the others.
@@ -165,7 +166,7 @@ def partition_source(
                 stack.callback(sole_writer(out).discard)
                 if not overwrite:
                     check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
-                there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
+                there = bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
@@ -183,10 +184,6 @@ def partition_source(
             bool(resume),
         )
         return run.make()
-
-
-ConfigOf = Callable[[Mapping[int, WrittenPart], Mapping[str, Any]], PartConfig]
-"""Makes the configuration from the records of parts and the report."""
 
 
 @dataclass(eq=False)
@@ -221,12 +218,8 @@ class _Run:
         identity = word_of(topology, self.graph_name, num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
         del parts
-        few, more = words_of_tables(self.source, self.exchange)
-        content = word_of(identity, few)
-        word = word_of(content, more)
-        config = partial(self.config_of, identity, content, numbering)
-        written = self.complete_parts(word, config)
-        done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
+        content = word_of(identity, word_of_tables(self.source, self.exchange))
+        done = self.complete_parts(content)
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
         elif self.resume and self.took_assignment:
@@ -238,10 +231,9 @@ class _Run:
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
                 remove_other_graphs(self.out, self.graph_name)
-                self.left.remove_records(word, np.flatnonzero(done).tolist())
-        if not done.all():
-            written |= self.write_parts(word, content, numbering, done)
-        result = self.write_config(config, written, balance)
+        arrivals = self.write_parts(content, numbering, done)
+        config = self.config_of(identity, content, numbering, arrivals.counts)
+        result = self.write_config(config, arrivals.cut, balance)
         if self.exchange.rank == 0:
             self.left.remove()
             remove_stale_parts(self.out, num_parts)
@@ -267,8 +259,7 @@ class _Run:
                 done = min(done + len(src) * exchange.size, total)
             source.check_nodes(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
-        skews = exchange.gather(np.array([[skew]], np.uint64))
-        self.both_ways = int(skews.sum()) == 0
+        self.both_ways = sum(exchange.gather_json(skew)) % 2**64 == 0
         schema = source.schema
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
@@ -343,26 +334,30 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
-    def complete_parts(self, word: str, config: ConfigOf) -> dict[int, WrittenPart]:
-        """Verify this rank's share of the recorded parts; return those that are right."""
+    def complete_parts(self, content: str) -> Mask:
+        """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
+        num_parts = self.method.num_parts
         if not self.resume:
-            return {}
-        complete: dict[int, WrittenPart] = {}
-        with self.exchange.together("verifying the parts"):
-            for part in range(self.exchange.rank, self.method.num_parts, self.exchange.size):
-                written = self.left.read_record(word, part)
-                if written is not None:
-                    complete[part] = written
-            recorded = list(complete)
-            with PartFiles(config(complete, {})) as files:
-                for number, part in enumerate(recorded):
-                    self.progress("verify parts", number, len(recorded))
-                    bad = audit_part(files, part, lambda nbytes: None).bad
-                    if bad:
-                        get_logger().warning("part %d is written again: %s", part, bad[0])
-                        del complete[part]
-            self.progress("verify parts", len(recorded), len(recorded))
-        return complete
+            return np.zeros(num_parts, np.bool_)
+
+        def is_complete(part: int) -> bool:
+            self.progress("verify parts", part, num_parts)
+            paths = [self.out / name for name in PartConfig.files_of(part).values()]
+            try:
+                with ShardReader(paths[0], self.graph_name, part) as shard:
+                    if shard.identity != content:  # of another run
+                        return False
+                for path in paths:
+                    verify(path, self.graph_name, part, content)
+            except ShardFormatError as error:
+                if any(path.exists() for path in paths):
+                    get_logger().warning("part %d is written again: %s", part, error)
+                return False
+            return True
+
+        done = self.exchange.map("verifying the parts", num_parts, is_complete)
+        self.progress("verify parts", num_parts, num_parts)
+        return np.array(done, np.bool_)
 
     def tell_that_nothing_is_taken_up(self) -> None:
         """Log why a run with ``resume`` begins at the beginning."""
@@ -377,61 +372,42 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, word: str, content: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
-        """Relabel and write the incomplete parts, and record each; return those of this rank."""
+    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> Arrivals:
+        """Relabel all edges, and write the incomplete parts."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
         give_back()
         writer = PartWriter(arrivals, self.graph_name, content, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
-        written: dict[int, WrittenPart] = {}
         with self.exchange.together("writing the parts"):
-            for part in missing:
-                self.progress("write parts", len(written), len(missing))
-                written[part] = writer.write(part)
-                self.left.write_record(word, part, written[part])
+            for number, part in enumerate(missing):
+                self.progress("write parts", number, len(missing))
+                writer.write(part)
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
-        return written
+        return arrivals
 
-    def write_config(
-        self, config_of: ConfigOf, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
-    ) -> PartitionResult:
-        own = json.dumps([(part, *about) for part, about in written.items()])
-        records: dict[int, WrittenPart] = {}
-        for data in self.exchange.gather_bytes(own.encode()):
-            records |= {part: WrittenPart(*about) for part, *about in json.loads(data)}
-        cut = sum(about.num_cut for about in records.values())
+    def write_config(self, config: PartConfig, cut: int, balance: Mapping[str, float]) -> PartitionResult:
         fraction = cut / max(sum(self.source.edge_counts), 1)
         report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        config = config_of(records, report)
+        config = replace(config, report=report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
         method = self.method
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
         return PartitionResult(path, report)
 
-    def config_of(
-        self,
-        identity: str,
-        content: str,
-        numbering: Numbering,
-        records: Mapping[int, WrittenPart],
-        report: Mapping[str, Any],
-    ) -> PartConfig:
-        """Return the configuration; parts without a record have no edges."""
-        unknown = WrittenPart([0] * len(self.source.edges), 0)
-        about = [records.get(part, unknown) for part in range(self.method.num_parts)]
-        num_edges = np.array([unknown.num_edges, *(known.num_edges for known in about)], np.int64)
+    def config_of(self, identity: str, content: str, numbering: Numbering, counts: I64) -> PartConfig:
+        """Return the configuration; ``counts``, int64[parts, relations], are the numbers of edges."""
+        edges = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
         node_features, edge_features = feature_infos(self.source)
         return PartConfig(
             graph_name=self.graph_name,
             part_method=self.method.name,
-            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(np.cumsum(num_edges, axis=0).T.copy())),
+            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(edges.T.copy())),
             node_features=node_features,
             edge_features=edge_features,
             files=PartConfig.default_files(self.method.num_parts),
-            report=report,
             directory=self.out,
             identity=identity,
             content=content,

@@ -115,11 +115,6 @@ class GraphSource:
         _check_original_ids("nodes", self.node_ids, self.num_nodes)
         _check_original_ids("edges", self.edge_ids, [len(src) for src, _ in self.edges])
 
-    def joined(self, relations: Sequence[int]) -> tuple[RowArray, RowArray]:
-        """Return sources and destinations of the edges of some relations, at least one, one after the other."""
-        src, dst = (joined_rows([self.edges[r][end] for r in relations]) for end in (0, 1))
-        return src, dst
-
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
         return len(self.edges[relation_id][0])
@@ -266,18 +261,10 @@ def joined_rows(arrays: Sequence[RowArray]) -> RowArray:
     return concatenated(arrays)
 
 
-def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK].
-
-    Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
-    """
-    return chunks_of(*source.edges[relation_id], rank, ranks)
-
-
 def all_edges(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
-    """Yield as :func:`edge_chunks` does, of the edges of all relations, one after the other."""
+    """Yield as :func:`edge_chunks` does, of all relations."""
     if source.edges:
-        yield from chunks_of(*source.joined(range(len(source.edges))), rank, ranks)
+        yield from edge_chunks(source, range(len(source.edges)), rank, ranks)
 
 
 def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[I64, I64]]:
@@ -288,9 +275,15 @@ def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) ->
         yield src + of_edges[:, 0], dst + of_edges[:, 1]
 
 
-def chunks_of(src: RowArray, dst: RowArray, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
-    """Yield as :func:`edge_chunks` does, of all edges whose ends are given."""
-    size = EDGES_PER_CHUNK
+def edge_chunks(
+    source: GraphSource, relations: Sequence[int], rank: int = 0, ranks: int = 1, most: int = EDGES_PER_CHUNK
+) -> Iterator[tuple[int, I64, I64]]:
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= most], of relations, one after the other.
+
+    Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
+    """
+    src, dst = (joined_rows([source.edges[r][end] for r in relations]) for end in (0, 1))
+    size = min(EDGES_PER_CHUNK, most)
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
         first = min(begin + size * rank, len(src))
         chunk = slice(first, first + size)

@@ -4,7 +4,6 @@ Rows have global numbers, which go on from part to part.
 """
 
 import math
-import resource
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,8 +28,7 @@ from mpigraph.storage.narrow import RoundingError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks
 
-_FILES = 4096  # that are open at once where there is no limit
-_KNOWN = 1 << 14  # whose datasets are known
+_KNOWN = 1 << 14  # files whose datasets are known
 _KEPT = 512  # tables of parts that are kept whole
 _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
 
@@ -47,41 +45,28 @@ class PartFiles:
     def __init__(self, config: PartConfig) -> None:
         self.config = config
         self._known: dict[tuple[int, str], ShardReader] = {}
-        self._awake: dict[tuple[int, str], ShardReader] = {}
-        # half of what this process may open now, often 1024
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_open = _FILES if limit == resource.RLIM_INFINITY else max(16, limit // 2)
         self._kept: dict[tuple[int, str], Array] = {}
 
     def open(self, part: int, which: str) -> ShardReader:
-        """Return a file of a part, as of :meth:`.PartConfig.part_path`; it is closed when many others were opened.
+        """Return a file of a part, as of :meth:`.PartConfig.part_path`.
 
         Raises:
             PartitionError: the part does not exist.
             ShardFormatError: the file is missing, damaged, or belongs to something else.
         """
-        key = part, which
-        shard = self._known.get(key)
+        shard = self._known.get((part, which))
         if shard is None:
             if len(self._known) == _KNOWN:
-                oldest = next(iter(self._known))
-                self._awake.pop(oldest, None)
-                self._known.pop(oldest).close()
-            config = self.config
-            path = config.part_path(part, which)
-            shard = ShardReader(path, config.graph_name, part, config.content)
-            self._known[key] = shard
-        if self._awake.pop(key, None) is None and len(self._awake) == self._most_open:
-            self._awake.pop(next(iter(self._awake))).rest()  # the one that was used longest ago
-        self._awake[key] = shard
+                self._known.clear()
+            path = self.config.part_path(part, which)
+            shard = ShardReader(path, self.config.graph_name, part, self.config.content)
+            self._known[part, which] = shard
         return shard
 
     def close(self) -> None:
-        """Close all of them."""
+        """Forget what is known of them."""
         self._kept.clear()
-        self._awake.clear()
-        while self._known:
-            self._known.popitem()[1].close()
+        self._known.clear()
 
     def __enter__(self) -> "PartFiles":
         return self
@@ -402,9 +387,6 @@ def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I6
         )
 
 
-_ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too
-_NODES = 1 << 28  # whose marks are in memory at once, a byte each
-
 Advance = Callable[[int], None]
 
 
@@ -476,76 +458,32 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
 
 
 class InEdges:
-    """The destinations of a part's edges of one relation; one block of its ``indptr`` is in memory.
-
-    Args:
-        files: of the partitioned graph.
-        relation: relation id.
-        part: the part.
+    """The destinations of a part's edges of one relation.
 
     Raises:
-        ShardFormatError: the part's file is missing or damaged, or contradicts itself; by any method.
+        ShardFormatError: the part's file is missing or damaged, or contradicts itself.
     """
 
     def __init__(self, files: PartFiles, relation: int, part: int) -> None:
-        config = files.config
-        self._files = files
-        self._relation = relation
-        self._part = part
-        self._first, end = config.book.node_range(part, config.schema.ends(relation)[1])
-        self._rows = np.append(np.arange(0, end - self._first, _ROWS), end - self._first)
-        # single values are read without their segments' checksums, and compared when their block is read
-        shard = files.open(part, "part_graph")
-        name = relation_dataset_name(config.schema.relation_key(relation), "indptr")
-        verify = len(self._rows) == 1
-        ends = [shard.read(name, row, row + 1, verify) for row in self._rows.tolist()]
-        self._ends: I64 = np.concatenate(ends).astype(np.int64)
-        begin, end = config.book.edge_range(part, relation)
-        if self._ends[0] != 0 or self._ends[-1] != end - begin or falls(self._ends):
-            raise self._error()
-        self._known: tuple[int, I64] | None = None
+        book = files.config.book
+        self._first, end = book.node_range(part, files.config.schema.ends(relation)[1])
+        self._indptr = files.read_indptr(relation, part, 0, end - self._first)
 
-    def check(self) -> None:
-        """Read all of ``indptr``."""
-        for block in range(len(self._rows) - 1):
-            self._read(block)
-
-    def blocks(self, begin: int, end: int) -> Iterator[tuple[int, I64]]:
+    def rows(self, begin: int, end: int) -> tuple[int, I64]:
         """Find the destinations of edges ``[begin, end)``, counted within the part.
 
-        Yields:
-            ``(first, begins)``: global id of a destination, and where its and the following ones' edges begin and end,
-            int64[n + 1], cut off at ``begin`` and ``end``.
+        Returns:
+            The global id of the first, and where its and the following ones' edges begin and end, int64[n + 1], cut off
+            at ``begin`` and ``end``.
         """
-        block = int(np.searchsorted(self._ends, begin, side="right")) - 1
-        while begin < end:
-            begins = self._read(block)
-            low = int(np.searchsorted(begins, begin, side="right")) - 1
-            high = int(np.searchsorted(begins, end, side="left"))
-            inside = np.clip(begins[low : high + 1], begin, end)
-            yield self._first + int(self._rows[block]) + low, inside
-            begin = int(inside[-1])
-            block += 1
+        low = int(np.searchsorted(self._indptr, begin, side="right")) - 1
+        high = int(np.searchsorted(self._indptr, end, side="left"))
+        return self._first + low, self._indptr[low : max(low, high) + 1].clip(begin, end)
 
     def destinations(self, begin: int, end: int) -> I64:
         """Return int64[end - begin], global ids of the destinations of edges, counted within the part."""
-        nodes = [np.repeat(np.arange(first, first + len(at) - 1), np.diff(at)) for first, at in self.blocks(begin, end)]
-        return np.concatenate([np.empty(0, np.int64), *nodes])
-
-    def _read(self, block: int) -> I64:
-        if self._known is None or self._known[0] != block:
-            first, last = self._rows[block : block + 2].tolist()
-            begins = self._files.read_indptr(self._relation, self._part, first, last)
-            if begins[0] != self._ends[block] or begins[-1] != self._ends[block + 1]:
-                raise self._error()
-            self._known = (block, begins)
-        return self._known[1]
-
-    def _error(self) -> ShardFormatError:
-        config = self._files.config
-        name = relation_dataset_name(config.schema.relation_key(self._relation), "indptr")
-        path = config.part_path(self._part, "part_graph")
-        return ShardFormatError(f"{path}: dataset {name!r} contradicts itself or its part's number of edges")
+        first, begins = self.rows(begin, end)
+        return np.repeat(np.arange(first, first + len(begins) - 1), np.diff(begins))
 
 
 def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
@@ -562,16 +500,14 @@ def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
     key = config.schema.relation_key(relation)
     first_edge = config.book.edge_range(part, relation)[0]
     in_edges = InEdges(files, relation, part)
-    in_edges.check()
     total = 0
     last = np.empty(0, np.int64)  # of the chunk before: a row may go on from there
     for begin, chunk in read_chunks(shard, relation_dataset_name(key, "indices")):
         total -= int(hash_of_sources(chunk))
         low = begin - len(last)
-        indices = np.concatenate([last.astype(chunk.dtype), chunk])
-        for _, begins in in_edges.blocks(low, begin + len(chunk)):
-            sources = indices[begins[0] - low : begins[-1] - low]
-            check_sources(config, relation, first_edge + int(begins[0]), begins - begins[0], sources)
+        _, begins = in_edges.rows(low, begin + len(chunk))
+        sources = np.concatenate([last.astype(chunk.dtype), chunk])
+        check_sources(config, relation, first_edge + low, begins - low, sources)
         last = chunk[-1:].copy()
     first_node = config.book.node_range(part, config.schema.ends(relation)[0])[0]
     for begin, degrees in read_chunks(shard, relation_dataset_name(key, "out_degrees")):
@@ -590,17 +526,13 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     """
     book = files.config.book
     first, last = book.node_range(part, ntype)
-    nodes = 0
+    marks = np.zeros(book.num_nodes(ntype), bool)
     edges = 0
-    for low in range(0, book.num_nodes(ntype), _NODES):
-        marks = np.zeros(min(_NODES, book.num_nodes(ntype) - low), bool)
-        for sources in _sources(files, part, ntype):
-            remote = sources[(sources < first) | (sources >= last)]
-            inside = remote[(remote >= low) & (remote < low + _NODES)]
-            marks[inside - low] = True
-            edges += len(inside)
-        nodes += int(np.count_nonzero(marks))
-    return nodes, edges
+    for sources in _sources(files, part, ntype):
+        remote = sources[(sources < first) | (sources >= last)]
+        marks[remote] = True
+        edges += len(remote)
+    return int(np.count_nonzero(marks)), edges
 
 
 def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:

@@ -11,7 +11,6 @@ Bits that rot are found: HDF5's own metadata have checksums, too. Files are not 
 import math
 import os
 import threading
-import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -193,7 +192,8 @@ class DatasetWriter:
 class ShardReader:
     """Reads datasets of one shard file; a context manager.
 
-    HDF5 says once where they are; their rows are read without it, so that thousands of files may be known.
+    HDF5 says once where they are; their rows are read without it. Between reads the file is closed, so that thousands
+    of files may be known.
 
     Args:
         path: file to open.
@@ -203,6 +203,7 @@ class ShardReader:
 
     Attributes:
         path: the file.
+        identity: the partitioning that it belongs to.
 
     Raises:
         ShardFormatError: the file is missing, truncated, foreign, of another version or of another graph, part or
@@ -217,7 +218,6 @@ class ShardReader:
         identity: str | None = None,
     ) -> None:
         self.path = Path(path)
-        self._number: int | None = None  # of the open file
         if not self.path.exists():
             raise ShardFormatError(f"{self.path}: shard file is missing")
         with self._failures("the file header"), h5py.File(self.path, "r", locking=False) as file:
@@ -225,12 +225,6 @@ class ShardReader:
             names: list[bytes] = []
             h5py.h5o.visit(file.id, partial(_note_dataset, names), info=True)
             self._datasets = {name.decode(): self._described(file.id, name) for name in names}
-
-    def rest(self) -> None:
-        """Close the file until something is read; what is known of its datasets is kept."""
-        if self._number is not None:
-            self._close_number()
-            self._number = None
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
@@ -281,13 +275,10 @@ class ShardReader:
     def _fill(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Read rows from ``begin`` on."""
         left = _bytes(out)
-        with self._failures(f"dataset {name!r}"):
-            if self._number is None:
-                self._number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-                self._close_number = weakref.finalize(self, os.close, self._number)  # with the last reader of its rows
+        with self._failures(f"dataset {name!r}"), open(self.path, "rb", buffering=0) as file:
             place = dataset.begin + begin * (out.nbytes // len(out))
             while len(left):
-                count = os.preadv(self._number, [left], place)
+                count = os.preadv(file.fileno(), [left], place)  # while other threads run, unlike in h5py
                 if not count:
                     raise OSError("the file ends before its rows")
                 left = left[count:]
@@ -323,18 +314,13 @@ class ShardReader:
         self.read_into(name, out, begin, verify)
         return out
 
-    def close(self) -> None:
-        """Close the file."""
-        self._datasets.clear()
-        self.rest()
-
     def __enter__(self) -> "ShardReader":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._datasets.clear()
 
     def _check_header(self, file: Any, graph_name: str | None, part: int | None, identity: str | None) -> None:
         names = ("magic", "version", "graph_name", "part", "identity")
@@ -345,6 +331,7 @@ class ShardReader:
             raise ShardFormatError(
                 f"{self.path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
             )
+        self.identity = its_identity
         if graph_name is not None and its_graph != graph_name:
             raise ShardFormatError(f"{self.path}: belongs to graph {its_graph!r}, not to {graph_name!r}")
         if part is not None and its_part != part:
@@ -389,20 +376,24 @@ def fingerprint(shard: ShardReader) -> Fingerprint:
     return {name: shard.describe(name) for name in shard.names()}
 
 
-def verify_copy(
-    path: str | os.PathLike[str], original: Fingerprint, graph_name: str, part: int, identity: str | None = None
+def verify(
+    path: str | os.PathLike[str],
+    graph_name: str,
+    part: int,
+    identity: str | None = None,
+    original: Fingerprint | None = None,
 ) -> None:
-    """Read a copy from end to end and compare it with the fingerprint of the original, which may be on a slow disk.
+    """Read a file from end to end; graph, part and identity are those of :class:`ShardReader`.
 
-    Graph, part and identity are those of :class:`ShardReader`.
+    With the fingerprint of an original, which may be on a slow disk, the file must be a copy of it.
 
     Raises:
-        ShardFormatError: it is missing, damaged, or a copy of something else.
+        ShardFormatError: it is missing, damaged, or of something else.
     """
     with ShardReader(path, graph_name, part, identity) as shard:
-        if fingerprint(shard) != original:
+        if original is not None and fingerprint(shard) != original:
             raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
-        for name in original:
+        for name in shard.names():
             for _ in read_chunks(shard, name):
                 pass
 

@@ -24,7 +24,7 @@ from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, text_of
-from mpigraph.storage.shard import fingerprint, verify_copy
+from mpigraph.storage.shard import fingerprint, verify
 
 if TYPE_CHECKING:
     from mpigraph.mpi.world import World
@@ -258,7 +258,7 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
     with PartFiles(config) as files:
         original = fingerprint(files.open(shard.part, shard.which))
     try:
-        verify_copy(target, original, config.graph_name, shard.part, config.content)
+        verify(target, config.graph_name, shard.part, config.content, original)
     except ShardFormatError:
         return False
     return True
@@ -290,6 +290,6 @@ def copy_shard(shard: Shard, config: PartConfig) -> None:
     with open(open_regular(shard.source), "rb") as source, NewFile(shard.target) as copy:
         shutil.copyfileobj(source, copy, _BLOCK)
         try:
-            verify_copy(copy.temporary, original, config.graph_name, shard.part, config.content)
+            verify(copy.temporary, config.graph_name, shard.part, config.content, original)
         except ShardFormatError as error:
             raise ShardFormatError(f"{shard.source} is damaged, or was on its way here: {error}") from error

@@ -26,7 +26,6 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.storage import contents
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import _edge_begins, cut_offsets, host_memory
@@ -44,9 +43,8 @@ def in_pages(nbytes: int) -> int:
 
 
 @pytest.mark.parametrize("comm", [1, 2, 3], indirect=True)
-def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oracle_graph(oracle, info: Callable[..., Outcome]) -> None:
     """Nodes keep their ids in parts that are ranges, so all can be counted from the edges."""
-    monkeypatch.setattr(contents, "_NODES", 40)  # marks of the nodes in three turns
     path = oracle(4, "given")
     status, out, _ = info(path)
     result = json.loads(out)

@@ -25,7 +25,7 @@ from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage import files
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader, fingerprint, verify_copy
+from mpigraph.storage.shard import ShardReader, fingerprint, verify
 from mpigraph.store import host_ranges
 
 
@@ -163,11 +163,11 @@ def test_a_copy_is_compared_by_checksums(config: PartConfig) -> None:
         expected = fingerprint(shard)
         assert set(expected) == set(shard.names())
         assert np.frombuffer(expected["_N/feat"][1], np.uint32).any()
-    verify_copy(source, expected, NAME, 0)
+    verify(source, NAME, 0, original=expected)
     with pytest.raises(ShardFormatError, match="belongs to part 0"):
-        verify_copy(source, expected, NAME, 1)
+        verify(source, NAME, 1, original=expected)
     with pytest.raises(ShardFormatError, match="not a copy"):
-        verify_copy(config.part_path(0, "edge_feats"), expected, NAME, 0)
+        verify(config.part_path(0, "edge_feats"), NAME, 0, original=expected)
 
 
 Outcome = tuple[int, str, str]

@@ -15,16 +15,14 @@ from oracle import write_oracle
 
 from mpigraph.cli.info import verify as run_command
 from mpigraph.cli.main import main
-from mpigraph.storage import contents
 
 OF_GRAPH = "relations/_N:_E:_N"
 Outcome = tuple[int, str, list[str]]
 
 
 @pytest.fixture
-def verify(run_on: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Outcome]:
+def verify(run_on: Callable[..., tuple[int, str, str]]) -> Callable[[object], Outcome]:
     """Run the command on ``comm``: its status, its line, and the lines of its errors."""
-    monkeypatch.setattr(contents, "_ROWS", 7)
 
     def run(path: object) -> Outcome:
         status, out, err = run_on(run_command, str(path))

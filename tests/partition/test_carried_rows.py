@@ -18,14 +18,15 @@ from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.table_files import ParquetFiles
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition import options, relabel, source, spill
+from mpigraph.partition import options, shuffle, source
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.options import Workload, forecast
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import MadeRows, reads_blocks
+from mpigraph.partition.shuffle import Carried, carried_sizes
 from mpigraph.partition.source import Feature, Features, GraphSource
-from mpigraph.partition.spill import Carried, Scratch, carried_sizes
+from mpigraph.partition.spill import Scratch
 from mpigraph.storage.hdf5_rows import HDF5Rows
 
 
@@ -105,9 +106,9 @@ def test_every_row_is_read_once_whatever_the_parts(
         if comm.rank == 0:
             partition_source(graph, "g", num_parts, folder / "wanted", "random")
         monkeypatch.setattr(source, "EDGES_PER_CHUNK", 500)  # many rounds, buckets, groups, and files
-        monkeypatch.setattr(relabel, "EDGES_PER_BUCKET", 300)
-        monkeypatch.setattr(spill, "_GROUP_BYTES", 1000)
-        monkeypatch.setattr(spill, "_ROUND_BYTES", 2000)
+        monkeypatch.setattr(shuffle, "BUCKET_BYTES", 1000)
+        monkeypatch.setattr(shuffle, "_PIECE_BYTES", 500)
+        monkeypatch.setattr(shuffle, "_ROUND_BYTES", 2000)
         read: list[Blocks] = []
         blocks = in_blocks(graph, read)
         partition_source(
@@ -162,7 +163,7 @@ def test_the_blocks_of_a_file_do_not_count_the_parts(
             file.update({"edge_src": src, "edge_dst": dst})
             file.create_dataset("feat", data=rows, chunks=(16, 8), compression="gzip")
         calls = count_calls(monkeypatch, HDF5Rows, "_read")
-    monkeypatch.setattr(spill, "_GROUP_BYTES", 3000)
+    monkeypatch.setattr(shuffle, "BUCKET_BYTES", 3000)
     seen = []
     for num_parts in (1, 3, 16):
         calls[0] = 0

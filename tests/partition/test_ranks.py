@@ -14,7 +14,7 @@ import mpigraph
 from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError, MPIGraphError
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition import pipeline, relabel, source
+from mpigraph.partition import pipeline, shuffle, source
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
@@ -58,7 +58,7 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         if comm.rank == 0:
             cut(folder / "wanted", Exchange())
         monkeypatch.setattr(source, "EDGES_PER_CHUNK", 64)  # many rounds, buckets, and files
-        monkeypatch.setattr(relabel, "EDGES_PER_BUCKET", 100)
+        monkeypatch.setattr(shuffle, "BUCKET_BYTES", 1200)
         cut(folder / "found", MPIExchange(comm), Scratch(folder, 1000, mapping=method == "multilevel"))
         comm.Barrier()
         check_equal(folder / "wanted", folder / "found")
@@ -78,7 +78,7 @@ def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) ->
             again = read_source(folder / kind / "first" / "g.json")
             with monkeypatch.context() as patch:
                 patch.setattr(source, "EDGES_PER_CHUNK", 500)  # many rounds, buckets, and files
-                patch.setattr(relabel, "EDGES_PER_BUCKET", 100)
+                patch.setattr(shuffle, "BUCKET_BYTES", 1200)
                 result = folder / kind / "found"
                 partition_source(again, "g", 3, result, "multilevel", exchange=MPIExchange(comm))
             comm.Barrier()
@@ -127,9 +127,9 @@ def test_complete_parts_are_taken_up_by_other_ranks(comm: MPI.Intracomm, monkeyp
         """Return the parts that this rank has written."""
         result: list[int] = []
 
-        def until(writer: pipeline.PartWriter, part: int) -> pipeline.WrittenPart:
+        def until(writer: pipeline.PartWriter, part: int) -> None:
             result.append(part if part not in missing else 1 // 0)
-            return write(writer, part)
+            write(writer, part)
 
         with monkeypatch.context() as patch:
             patch.setattr(pipeline.PartWriter, "write", until)

@@ -20,7 +20,8 @@ from mpigraph.kernels import warm_up
 from mpigraph.memory import as_bytes, held_memory
 from mpigraph.partition.options import PART_METHODS, Workload, check_memory
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.spill import Scratch, carried_sizes
+from mpigraph.partition.shuffle import carried_sizes
+from mpigraph.partition.spill import Scratch
 
 
 def main():
