@@ -444,10 +444,15 @@ def _keep_dropped() -> None:
 
 
 def counted(names: Sequence[str]) -> list[int]:
-    """Return the sums of some counters without hosts, of all threads."""
+    """Return the sums of some counters, of all threads and of all hosts."""
     with memory.lock:
-        sheets = _all_sheets()
-        return [sum(sheet.counts.get(name, 0) for sheet in sheets) for name in names]
+        sums = dict.fromkeys(names, 0)
+        for sheet in _all_sheets():
+            for key, value in list(sheet.counts.items()):
+                name = key if isinstance(key, str) else key[0]
+                if name in sums:
+                    sums[name] += value
+    return list(sums.values())
 
 
 def met() -> int:

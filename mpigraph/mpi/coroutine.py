@@ -108,6 +108,13 @@ class Task(Generic[T]):
             raise self.error
         return self._value  # type: ignore[return-value]
 
+    def take(self) -> T:
+        """Return :meth:`result`, and forget the error: a task that has it keeps alive all that its traceback names."""
+        try:
+            return self.result()
+        finally:
+            self.error = None
+
 
 def advance(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf) -> bool:
     """Advance tasks in turn until all are done or for some seconds; return whether they are. Blocking."""
@@ -153,7 +160,7 @@ def finish(
         for rank, task in zip(asked, tasks, strict=False):
             task.then(partial(answered, rank, begin))
         advance(tasks, policy._replace(yields=nbytes // _CELL) if nbytes else policy)
-        return [task.result() for task in tasks]  # inside: after another error MPI may still write
+        return [task.take() for task in tasks]  # inside: after another error MPI may still write
 
 
 def run(steps: Coroutine[T], what: str = "", policy: Policy = TRAVELLING, nbytes: int = 0) -> T:

@@ -162,7 +162,10 @@ def no_way_back() -> Iterator[Callable[[Callable[[], object]], None]]:
             UNINTERRUPTED.end_on(error)
         raise
     if failed:
-        raise failed[0]
+        try:
+            raise failed[0]
+        finally:
+            failed.clear()  # else the error keeps alive all that its traceback names
 
 
 class Policy(NamedTuple):

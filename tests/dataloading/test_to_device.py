@@ -22,6 +22,7 @@ from typed_oracle import NUM_NODES as TYPED_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading.fetcher import WindowFeatures
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.graphs import accelerators
 from mpigraph.graphs.in_memory import InMemoryGraph
@@ -278,13 +279,13 @@ def test_on_the_cpu_it_costs_nothing(
     before = torch.cuda.is_initialized()
     g = job.open(oracle(3))
     sampler, gathered = Remembering([3, 2]), []
-    gather = dist.DistTensor.gather
+    receive = WindowFeatures.receive
 
-    def remember(*args: Any, **options: Any) -> torch.Tensor:
-        gathered.append(gather(*args, **options))
+    def remember(*args: Any) -> torch.Tensor:
+        gathered.append(receive(*args))
         return gathered[-1]
 
-    monkeypatch.setattr(dist.DistTensor, "gather", remember)
+    monkeypatch.setattr(WindowFeatures, "receive", remember)
     options = {"batch_size": 12, "num_prefetch": depth, "cache": None} | ROWS
     found = list(dist.DistNodeDataLoader(g, np.arange(NUM_NODES), sampler, device, **options))
     assert len(found) == len(sampler.drawn) > 3

@@ -141,7 +141,9 @@ def test_neo4j(tmp_path):
     }
     assert ids_of(tmp_path / "tables", "Movie") == ["tt0133093", "tt0234215", "007", "7"]
     movies = nodes["Movie"]
-    assert same(movies["year"], [1999, 2003, NAN, 1995]) and same(movies["score"], [8.7, 7.2, NAN, 8.6])
+    assert same(movies["year"], [1999, 2003, NAN, 1995]) and np.allclose(
+        movies["score"], [8.7, 7.2, NAN, 8.6], equal_nan=True
+    )
     assert movies["label_Sequel"] == [0, 1, 1, 0] and movies["vector"] == [[1, 2], [3, 4.5], [5, 6], [7, 8]]
     assert (
         movies["released"]

@@ -32,8 +32,7 @@ from mpigraph.mpi.world import World
 from mpigraph.process_group.operations import Outstanding
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import current
-from mpigraph.trace import sums
-from mpigraph.trace_memory import Snapshot
+from mpigraph.trace import Snapshot, sums
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

@@ -16,7 +16,8 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distributed.optim import SparseAdam
 from mpigraph.kernels.row_ops import split_by_range
-from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.agree import gathering
+from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.sampling.local import Buffers, LocalSampling, Workers
 from mpigraph.sampling.protocol import SamplingRequest
 from mpigraph.sampling.strategies import Masked
@@ -238,15 +239,15 @@ def test_what_a_thread_writes_during_a_control_call_is_told_by_the_next(
     def write() -> None:
         t[0] = 1
 
-    def told(comm: MPI.Comm, own: bytes) -> list[bytes]:
+    def told(comm: MPI.Comm, own: bytes) -> Coroutine[list[bytes]]:
         thread = threading.Thread(target=write)  # after this rank has said what it wrote
         thread.start()
         thread.join()
-        return allgather_bytes(comm, own)
+        return gathering(comm, own)
 
     if g.rank() == 0:
         write()
-        monkeypatch.setattr(control, "allgather_bytes", told)
+        monkeypatch.setattr(control, "gathering", told)
     g.barrier()
     assert versions(job, t) == before + 1
     monkeypatch.undo()

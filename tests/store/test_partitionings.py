@@ -12,7 +12,6 @@ from oracle import NAME, oracle_source, write_oracle
 import mpigraph.distributed as dist
 from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.partition import pipeline
-from mpigraph.partition.part_writer import WrittenPart
 from mpigraph.storage.part_config import PartConfig, text_of
 
 
@@ -50,10 +49,10 @@ def test_an_interrupted_partitioning_leaves_no_configuration(
 
     write = pipeline.PartWriter.write
 
-    def interrupted(writer: pipeline.PartWriter, part: int) -> WrittenPart:
+    def interrupted(writer: pipeline.PartWriter, part: int) -> None:
         if part == 1:
             raise KeyboardInterrupt  # the first part is the new one, and the second is still the old one
-        return write(writer, part)
+        write(writer, part)
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline.PartWriter, "write", interrupted)
