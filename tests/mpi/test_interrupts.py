@@ -94,7 +94,7 @@ def test_an_exception_of_a_handler_is_no_error_of_a_task(inside: Uninterrupted) 
 def test_other_errors_end_the_job_in_operations_alone(inside: Uninterrupted) -> None:
     """There MPI may write to memory, and other ranks count on this one."""
 
-    def fail(frame: FrameType | None = None) -> None:
+    def fail() -> None:
         caller = sys._getframe(1)  # as a local variable, not as an argument
         raise OSError(f"no space left on device ({caller.f_lineno})")
 
@@ -104,7 +104,7 @@ def test_other_errors_end_the_job_in_operations_alone(inside: Uninterrupted) -> 
 
     signal.signal(signal.SIGUSR1, late)
     with pytest.raises(OSError, match="no space"), inside:
-        fail(sys._getframe())
+        fail()
     with pytest.raises(InvalidArgumentError, match="on every rank"):
         run(steps(InvalidArgumentError("on every rank")))
     with pytest.raises(Ended):
