@@ -91,6 +91,7 @@ def seeds_of(batches: list[Batch]) -> list[int]:
     return sorted(seed for seeds, _ in batches for seed in seeds)
 
 
+@pytest.mark.slow
 @everywhere
 @rotated(4)
 @pytest.mark.parametrize("kind", LOADERS)
@@ -117,6 +118,7 @@ def test_the_same_minibatches_come(g: dist.DistGraph, shared_path: Path, kind: s
     g.barrier()
 
 
+@pytest.mark.slow
 @everywhere
 @rotated(4)
 @pytest.mark.parametrize("kind", LOADERS)

@@ -108,6 +108,7 @@ MISFITS: dict[str, tuple[str, Callable[[Any, dict[str, Any]], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 def test_a_load_that_is_refused_changes_nothing(job: SharedJob, g: dist.DistGraph, shared_path: Path) -> None:
     path = shared_path / "c"
     checkpoint.save(whole_state(g, 1), checkpoint_id=path)

@@ -230,6 +230,7 @@ def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(
         assert without > 0 or way not in FIXED
 
 
+@pytest.mark.slow
 def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed_oracle: str) -> None:
     """The seeds, and the reverse of those that have one; every destination gets its fanout of the others."""
     g = job.open(typed_oracle)
@@ -421,6 +422,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 2])
 def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, depth: int) -> None:
 

@@ -105,6 +105,7 @@ def test_one_read_serves_all_relations(job: SharedJob, num_parts: int, together:
         g.edges[SCHEMA.relations[3]].data["w"][[-1]]
 
 
+@pytest.mark.slow
 def test_loaders_see_writes(job: SharedJob) -> None:
     """Rows that were cached, and then written through their own tensors, or through views of them."""
     path = job.write(write, 5)

@@ -171,6 +171,7 @@ def step_of(loader: Any) -> int:
     return int(loader.state_dict()["progress"].rows[0, -1])
 
 
+@pytest.mark.slow
 def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> None:
     g = job.open(oracle(2))
     nodes = torch.arange(g.rank(), NUM_NODES, 3)

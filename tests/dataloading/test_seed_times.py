@@ -119,6 +119,7 @@ def test_pyg_minibatches_of_edges_have_their_times(job: SharedJob) -> None:
             assert store.edge_label_index.shape == (2, len(store.edge_label_time))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_edges", [False, True])
 def test_what_is_left_for_others_keeps_its_time(job: SharedJob, tmp_path: Path, of_edges: bool) -> None:
     """In a loader of other batches, which shares it anew; a place tells where a seed was first."""

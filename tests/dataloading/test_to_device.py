@@ -310,6 +310,7 @@ def test_pinning_without_a_gpu_is_a_warning(job: SharedJob, oracle: Any, monkeyp
     assert torch.equal(rows, g.ndata["feat"][[1]])
 
 
+@pytest.mark.slow
 def test_a_device_without_streams_is_reached_at_once(job: SharedJob, oracle: Any, typed_oracle: str) -> None:
     """``meta`` is one that every torch has."""
     for make in PLAIN + TYPED:
@@ -355,6 +356,7 @@ def test_pinned_memory_is_not_used_again_too_early(device: torch.device, job: Sh
             assert (blocks[0].srcdata["wide"] == inputs[:, None]).all()
 
 
+@pytest.mark.slow
 def test_device_memory_is_not_used_again_too_early(device: torch.device, job: SharedJob, oracle: Any) -> None:
     """The consumer drops minibatches before its stream has read them."""
     g = job.open(oracle(3))

@@ -107,6 +107,7 @@ def test_three_layers_equal_the_whole_graph(job: SharedJob, oracle) -> None:
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_typed_layers_equal_the_whole_graph(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     x = {ntype: rows_of(g, ntype) for ntype in g.ntypes}

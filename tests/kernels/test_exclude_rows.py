@@ -28,6 +28,7 @@ def some_edges(g: Csc, how: str) -> I64:
     return np.unique(chosen[how])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["none", "one", "few", "half", "ends", "rows", "all but one", "all"])
 @pytest.mark.parametrize("kind", [None, *WEIGHTS])
 @pytest.mark.parametrize("replace", [False, True])

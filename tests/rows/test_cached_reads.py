@@ -177,6 +177,7 @@ def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(layout: Job
     layout.run(body)
 
 
+@pytest.mark.slow
 @own_on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])
 def test_loaders_that_are_left_leave_nothing_behind(layout: Job, oracle, small_fetches: None) -> None:
     """Several at once, left by break, dropped, closed, begun anew."""

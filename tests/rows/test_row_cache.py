@@ -23,6 +23,7 @@ HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
 FEW = HINTS + 14 * (ROW + 8)  # bytes for fourteen rows, less than a minibatch reads
 
 
+@pytest.mark.slow
 @two_trainers_a_node
 def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))

@@ -165,6 +165,7 @@ def expected(job: SharedJob, path: str) -> dict[tuple[str, int], str]:
     return job.alone(lambda: everything(dist.DistGraph(NAME, part_config=path)))
 
 
+@pytest.mark.slow
 @remote
 def test_a_trainer_samples_alone(job: SharedJob, oracle) -> None:
     """One after the other, while the rest waits elsewhere."""

@@ -286,6 +286,7 @@ def test_a_report_that_cannot_be_written_is_an_error_on_every_trainer(
     assert job.one_has(lambda: read(folder).complete)
 
 
+@pytest.mark.slow
 @own_on_layouts(API)
 def test_the_report_of_a_whole_job(layout: Job, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for by a variable that trainer 0 has, or an argument; a job without a report comes between."""
