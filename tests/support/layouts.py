@@ -138,8 +138,8 @@ def leave_to(layout: Layout | None, module: str, chosen: list[Layout]) -> str | 
     The first and the last layout run always; but where tests run on each of :data:`API`, one half of the modules has
     its second layout in place of the last, with Open MPI the other half: "elsewhere". Of the layouts between
     them each module leaves half to Open MPI, which leaves the other half to MPICH; of those of
-    :data:`LAYOUTS` a third to each, and a third is a study. Of what is left the suite has an eighth, with Open MPI
-    half, and the slow tests the rest.
+    :data:`LAYOUTS` a third to each, and a third is a study. Of what is left Open MPI has half, the suite an eighth, the
+    slow tests half, and the rest is a study.
     """
     others = LAYOUTS[1:-1]
     number = zlib.crc32(module.encode())
@@ -150,7 +150,9 @@ def leave_to(layout: Layout | None, module: str, chosen: list[Layout]) -> str | 
     rest, whose = divmod(number + others.index(layout), 2 if chosen == API else 3)
     if whose != OPEN_MPI:
         return "study" if whose == 2 else "elsewhere"
-    return "slow" if rest % (2 if OPEN_MPI else 8) else None
+    if OPEN_MPI:
+        return "slow" if rest % 2 else None
+    return ("slow" if rest % 2 else "study") if rest % 8 else None
 
 
 def is_left_out(params: Mapping[str, int], cases: int) -> bool:
