@@ -261,7 +261,18 @@ def _as(dtype: str, rows: RowArray) -> RowArray:
     """Return rows in a dtype that the user has named, if any."""
     if dtype in ("", "string", rows.dtype.name):
         return rows
+    if rows.dtype.kind == "f" and np.dtype(dtype).kind in "iu":  # with values that were missing
+        return MadeRows(partial(_integers_of_floats, dtype=np.dtype(dtype)), dtype, rows)
     return MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
+
+
+def _integers_of_floats(rows: Array, dtype: np.dtype[Any]) -> Array:
+    """Return floats as integers. Raises RowError: one is none, does not fit, or may have been rounded to a float."""
+    large = np.argwhere(np.abs(rows) >= EXACT)
+    if len(large):
+        advice = "as missing values ask for; leave --fill out, or --types COLUMN=float64 rounds it"
+        raise RowError(int(large[0, 0]), f"{rows[tuple(large[0])]:.0f} does not fit float64 exactly, {advice}")
+    return as_dtype(rows, dtype)
 
 
 def _of_parquet(

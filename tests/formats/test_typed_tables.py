@@ -210,6 +210,15 @@ def test_columns_as_the_user_says(tmp_path, files, options, name, dtype, values)
     assert (feature.dtype, rows(feature.values).tolist()) == (dtype, values)
 
 
+@pytest.mark.parametrize("name", ["nodes.csv", "nodes.parquet"])
+def test_a_large_integer_beside_missing_values_is_not_rounded(tmp_path, name):
+    x = [2**53 + 1, None, 3]
+    table = "id,x\n" + "".join(f"{i},{'' if n is None else n}\n" for i, n in enumerate(x))
+    files = {name: table if name == "nodes.csv" else {"id": [0, 1, 2], "x": x}, **EDGE}
+    with pytest.raises(GraphDataError, match=rf"{name}.*, row .* does not fit float64"):
+        rows(read(tmp_path, files, fill={"x": "0"}, types={"x": "int64"}).node_feats["_N"]["x"].values)
+
+
 @pytest.mark.parametrize("ids", ["pqrs", "0123"])
 def test_types_and_relations_in_a_column(tmp_path, ids):
     kinds = ("user", "item", "user", "item")
