@@ -267,7 +267,7 @@ def _as(dtype: str, rows: RowArray) -> RowArray:
 
 
 def _integers_of_floats(rows: Array, dtype: np.dtype[Any]) -> Array:
-    """Return floats as integers. Raises RowError: one is none, does not fit, or may have been rounded to a float."""
+    """Return floats as integers. Raises RowError for one that is no integer, too large, or rounded by a float."""
     large = np.argwhere(np.abs(rows) >= EXACT)
     if len(large):
         advice = "as missing values ask for; leave --fill out, or --types COLUMN=float64 rounds it"
