@@ -229,7 +229,6 @@ class span:
         name: of the stage.
         batch: the number of the minibatch, if the span is of one.
         detail: more words for messages; the first 96 bytes are kept.
-        whom: the ranks that the block waits for; each is charged with the whole time (``waited_ns``).
         totals: the sums that the span is added to; default: those of the thread.
 
     Attributes:
@@ -237,15 +236,12 @@ class span:
         took: nanoseconds, once the block has ended.
     """
 
-    __slots__ = ("_at", "_inside", "_thread", "_totals", "_whom", "batch", "begin", "detail", "name", "outer", "took")
+    __slots__ = ("_at", "_inside", "_thread", "_totals", "batch", "begin", "detail", "name", "outer", "took")
 
-    def __init__(
-        self, name: str, batch: int = 0, detail: str = "", whom: Sequence[int] = (), totals: "Totals | None" = None
-    ) -> None:
+    def __init__(self, name: str, batch: int = 0, detail: str = "", totals: "Totals | None" = None) -> None:
         self.name = name
         self.batch = batch
         self.detail = detail
-        self._whom = whom
         self._totals = totals
 
     def __enter__(self) -> "span":
@@ -294,8 +290,6 @@ class span:
         sums[_TOTAL] += took
         sums[_INSIDE] += self._inside
         sums[(took >> 10).bit_length() + _HISTOGRAM] += 1
-        for rank in self._whom:
-            sheet.counts["waited_ns", rank] += took
 
     @property
     def seconds(self) -> float:

@@ -48,14 +48,13 @@ def test_sums_of_spans_and_counters() -> None:
     assert totals.snapshot() == middle and totals.snapshot().since(middle).counts["rows"] == 0
 
 
-def test_a_span_that_fails_is_not_summed_and_names_whom_it_waited_for() -> None:
+def test_a_span_that_fails_is_not_summed() -> None:
     with Totals() as totals:
         with pytest.raises(KeyError), span("sample"):
             raise KeyError
-        with span("meet", whom=(1, 5)):
+        with span("meet"):
             pass
     assert totals.snapshot().stages.keys() == {"meet"}
-    assert totals.snapshot().counts.keys() == {("waited_ns", 1), ("waited_ns", 5)}
 
 
 def test_totals_of_threads_that_come_and_go() -> None:
@@ -425,7 +424,7 @@ def test_the_steady_state_keeps_nothing() -> None:
 
     def minibatches(number: int) -> None:
         for batch in range(number):
-            with span("sample", batch), span("meet", detail="an answer", whom=(3,)):
+            with span("sample", batch), span("meet", detail="an answer"):
                 count("received_bytes", 100, 3)
             count("remote_rows", 1)
 

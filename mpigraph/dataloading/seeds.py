@@ -427,7 +427,7 @@ class Passes:
         progress, left = state["progress"].rows, state["left"].rows.numpy()
         self.current = self.loaded = self.begun = None
         if self._world.allreduce_minmax(int(alike), False):
-            self._go_on(progress[0, :_COLUMNS].tolist(), left)
+            self._go_on(progress[0].tolist(), left)
         else:
             self._share(progress, left)
 
@@ -450,11 +450,11 @@ class Passes:
         progress, left, most = state["progress"].rows, state["left"].rows, here["number of seeds"]
         _check_rows("progress", progress, _COLUMNS)
         _check_rows("left", left, self.seeds.num_columns)
-        numbers = progress[:, :_COLUMNS]
+        numbers = progress
         limits = torch.tensor([_BEYOND, 1, most, most, most, _BEYOND])
         least = torch.tensor([0, 0, 0, 0, 0, -_BEYOND])  # a smaller epoch can come after a larger one
         if bool(((numbers < least) | (numbers > limits)).any()):
-            what = "epoch, kind of pass, seeds, steps and batches taken, and the next step"
+            what = "epoch, whether a pass runs, its seeds, steps and batches taken, and the next step"
             raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
         kinds = left[:, :1] if self.seeds.types else left[:0]
         if len(left) > most or bool(((kinds < 0) | (kinds >= len(self.seeds.types or ()))).any()):

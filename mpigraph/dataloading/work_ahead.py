@@ -99,7 +99,10 @@ class Prefetch(BackgroundLoop, Generic[T]):
                     continue
                 self._room.put(None)
                 if error is not None:
-                    raise error
+                    try:
+                        raise error
+                    finally:
+                        del error  # else it keeps alive itself, and the minibatches that its traceback names
                 return item
 
     @property

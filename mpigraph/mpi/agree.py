@@ -224,5 +224,8 @@ def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = Fals
         error.__cause__ = exc
     except Exception as exc:  # carried to every rank by the next lines
         error = exc
-    with WAITS.meeting(doing) if meets else nullcontext():
-        run(agree(comm, doing, error, label), policy=IDLE)
+    try:
+        with WAITS.meeting(doing) if meets else nullcontext():
+            run(agree(comm, doing, error, label), policy=IDLE)
+    finally:
+        del error  # else it keeps alive all that its traceback names

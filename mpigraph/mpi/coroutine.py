@@ -151,7 +151,7 @@ def finish(
         asked: the rank that each coroutine asks, for the counters.
         nbytes: what travels while all ranks that take part do nothing else.
     """
-    waiting = WAITS.watch(what, whom=sorted(set(asked))) if what else nullcontext()
+    waiting = WAITS.watch(what) if what else nullcontext()
     with UNINTERRUPTED, waiting, no_way_back() as aside:
         tasks = [Task(steps) for steps in coroutines]
         if meanwhile is not None:
@@ -163,9 +163,9 @@ def finish(
         return [task.take() for task in tasks]  # inside: after another error MPI may still write
 
 
-def run(steps: Coroutine[T], what: str = "", policy: Policy = TRAVELLING, nbytes: int = 0) -> T:
-    """:func:`finish` one coroutine, and return its result."""
-    return finish([steps], what, policy, nbytes=nbytes)[0]
+def run(steps: Coroutine[T], policy: Policy = TRAVELLING, nbytes: int = 0) -> T:
+    """:func:`finish` one coroutine inside of another wait, and return its result."""
+    return finish([steps], policy=policy, nbytes=nbytes)[0]
 
 
 def answered(by: int, begin: float) -> None:

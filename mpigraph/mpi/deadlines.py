@@ -9,7 +9,7 @@ dictionary entry.
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ class Waits:
         return list(self._waits.values())
 
     @contextmanager
-    def _waiting(self, what: str, patience: float, own: bool, whom: Sequence[int]) -> Iterator[Callable[[], None]]:
+    def _waiting(self, what: str, patience: float, own: bool) -> Iterator[Callable[[], None]]:
         token = next(self._tokens)
         began = Wait(what, self.now, patience, own, threading.get_ident())
 
@@ -79,18 +79,15 @@ class Waits:
 
         try:  # Ctrl-C may come anywhere
             self._waits[token] = began
-            with span("own" if own else "meet", detail=what, whom=whom):
+            with span("own" if own else "meet", detail=what):
                 yield met
         finally:
             self._waits.pop(token, None)
             self.before = what, self.now
 
-    def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[object]:
-        """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step.
-
-        ``whom``: the ranks that it waits for, where they are known.
-        """
-        return self._waiting(what, patience, False, whom)
+    def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[object]:
+        """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step."""
+        return self._waiting(what, patience, False)
 
     def meeting(self, what: str) -> AbstractContextManager[Callable[[], None]]:
         """Watch this thread's wait for other trainers, who come to ``what`` when the user's code lets them.
@@ -102,11 +99,11 @@ class Waits:
         if doing := self._apart.get(threading.get_ident()):
             raise CollectiveError(f"{what}: {doing} cannot do it, as trainers are not in step there")
         self._do_owed()
-        return self._waiting(what, math.inf, False, ())
+        return self._waiting(what, math.inf, False)
 
     def own(self, what: str) -> AbstractContextManager[object]:
         """Watch this thread's wait for another thread of this rank, which is inside :meth:`working`."""
-        return self._waiting(what, math.inf, True, ())
+        return self._waiting(what, math.inf, True)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -136,6 +133,10 @@ class Waits:
         """
         self._owed.append(call)
         self._do_owed()
+
+    def forget_calls(self) -> None:
+        """Forget what :meth:`in_main_thread` has left: the world that it communicates in has ended."""
+        self._owed.clear()
 
     def _do_owed(self) -> None:
         if self._owed and threading.get_ident() == self.home and self.home not in self.innermost():

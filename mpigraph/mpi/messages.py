@@ -165,7 +165,7 @@ def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
 
 
 class Header:
-    """The first step of a control call, of a round or of a push, begun by construction.
+    """The first step of a round or of a push, begun by construction.
 
     Attributes:
         request: completes when every rank's header is here.

@@ -143,7 +143,8 @@ def no_way_back() -> Iterator[Callable[[Callable[[], object]], None]]:
     """End a job of several ranks on an error inside that is not this library's.
 
     Other ranks, or MPI itself, count on this one there. A script that caught a lack of memory in the middle of a round
-    would make another collective call than the others, or free memory that MPI goes on writing to.
+    would make another collective call than the others, or free memory that MPI goes on writing to. In worlds without a
+    session, as of commands, the error is raised: it ends the command.
 
     Yields a function that calls others, for work that may fail: their first error is raised after the ``with`` block.
     """
@@ -248,7 +249,7 @@ def until(
     moves: Callable[[], bool] | None = None,
     seconds: float = math.inf,
 ) -> bool:
-    """Wait until a test holds, or for some seconds; return whether it does. Blocking: all waits are this loop.
+    """Wait until a test holds, or for some seconds; return whether it does. All waits for requests are this loop.
 
     Args:
         test: such as ``request.Test``.

@@ -420,6 +420,7 @@ class World:
         with self.watch("closing the world"):
             self.comm.Barrier()
         self.closed = True
+        WAITS.forget_calls()
         self._made.close()
 
 

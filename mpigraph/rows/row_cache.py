@@ -183,7 +183,7 @@ class RowCache:
         It may not while this rank has written rows that the others do not know of yet.
         """
         window = self.window
-        if window.written:
+        if window.untold:
             self.forget()
             return False
         if self.slots.versions[self._me] != window.version:

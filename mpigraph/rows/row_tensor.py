@@ -24,7 +24,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.kernels.flat import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
@@ -106,7 +106,8 @@ class RowTensor:
         self._lent: list[weakref.ref[Array]] = []
         self.drawing = Gate(f"tensor {self.name!r} was closed")
         self.shape = (int(self.offsets[-1]), *self.window.row_shape)
-        self.window.tensors[self.number] = self
+        self.window.tensors.add(self.number)
+        self._closed = False
 
     @property
     def offsets(self) -> I64:
@@ -115,12 +116,22 @@ class RowTensor:
         return offsets
 
     def numbers(self, ids: I64) -> I64:
-        """Return int64[n], the numbers of rows (int64[n], all valid) in the window."""
+        """Return int64[n], the numbers of rows (int64[n], all valid) in the window. Raises ClosedError."""
+        self._check_open()
         return self.window.numbers(self.table, ids)
 
     def memory(self, host: int) -> Array:
-        """Return the rows of local host ``host``, writable. To write them use :meth:`writing` or :meth:`lend`."""
+        """Return the rows of local host ``host``, writable. To write them use :meth:`writing` or :meth:`lend`.
+
+        Raises ClosedError if the tensor was closed.
+        """
+        self._check_open()
         return self.window.segment(self.table, host)
+
+    def _check_open(self) -> None:
+        """Raise ClosedError if the tensor was closed; others may keep its window."""
+        if self._closed:
+            raise ClosedError(f"tensor {self.name!r} was closed")
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:
         """Read rows in the order of ``ids`` (int64[n]). One-sided.
@@ -184,8 +195,9 @@ class RowTensor:
             except RoundingError as error:
                 raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
         self._wait(owned=False)
+        numbers = self.numbers(ids)
         try:
-            self.window.scatter(self.numbers(ids), values)
+            self.window.scatter(numbers, values)
         finally:
             self.note_write()  # afterwards: a control call that another thread makes meanwhile comes too early
 
@@ -211,7 +223,7 @@ class RowTensor:
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
         self._lent.append(weakref.ref(lent if lent.base is None else lent.base, self._take_back))
-        self.window.service.written.add(self.number)
+        self._mark_written()
         return lent
 
     def _take_back(self, lent: "weakref.ref[Array]") -> None:
@@ -221,6 +233,10 @@ class RowTensor:
     def note_write(self) -> None:
         """Note that this rank wrote rows, or others did in a call that all trainers make together."""
         self.last_write = next(_writes)
+        self._mark_written()
+
+    def _mark_written(self) -> None:
+        self.window.untold.add(self.number)
         self.window.service.written.add(self.number)
 
     def _wait(self, owned: bool) -> None:
@@ -261,12 +277,17 @@ class RowTensor:
         self.window.sync()
         if told is not None:
             self._told = told
+        self.window.untold.discard(self.number)  # before looking: another thread may write now
+        if self.written:
+            self.window.untold.add(self.number)
 
     @collective("world.comm")
     def close(self) -> None:
         """Free the rows, after a background copy; the window goes with its last tensor. A second call does nothing."""
         self._wait(owned=False)
+        self._closed = True
         self.window.service.written.discard(self.number)
-        self.window.tensors.pop(self.number, None)
+        self.window.untold.discard(self.number)
+        self.window.tensors.discard(self.number)
         if not self.window.tensors:
             self.window.close()

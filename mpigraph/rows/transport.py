@@ -153,7 +153,7 @@ class RemoteRows:
             The rows; and int64[r], the positions of the others, and those at which the same rows will be.
         """
         count = len(self.rows)
-        if self.held > _SPARSE * count:
+        if self.held > _SPARSE * min(count, MAX_ROWS):
             _, first, which = np.unique(self.rows, return_index=True, return_inverse=True)
             indices, repeats = first[which], count - len(first)
         else:

@@ -11,7 +11,6 @@ meanwhile, and their hosts write them.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,14 +29,6 @@ from mpigraph.rows.transport import RemoteRows, Transport
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 
 
-class Writable(Protocol):
-    """A tensor (:class:`.RowTensor`) as its window sees it."""
-
-    @property
-    def written(self) -> bool:
-        """True if this rank has written rows that others do not know of yet."""
-
-
 class RowWindow:
     """Tables of rows, each divided among the hosts, read and written by numbers of rows.
 
@@ -54,7 +45,8 @@ class RowWindow:
         row: datatype of one row.
         words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
         like: [0, words], of the shape and dtype of rows that travel.
-        tensors: by number those that have a table and are not closed; none if the tables are no tensors.
+        tensors: numbers of those that have a table and are not closed; none if the tables are no tensors.
+        untold: numbers of those of which this rank has written rows, or may at any time, unknown to others yet.
         version: grows with that of any tensor; the same on every rank after each control call.
     """
 
@@ -87,7 +79,8 @@ class RowWindow:
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self.tensors: dict[int, Writable] = {}
+        self.tensors: set[int] = set()
+        self.untold: set[int] = set()
         self.version = 0
         self._gate = Gate(f"{name} was closed")
         self._name = name
@@ -288,11 +281,6 @@ class RowWindow:
             remote = self._remote(by_host, ids)
             if remote:
                 self.service.packed.write(self, remote, words)
-
-    @property
-    def written(self) -> bool:
-        """True if this rank has written rows of a tensor, or may at any time, that others do not know of yet."""
-        return any(tensor.written for tensor in tuple(self.tensors.values()))
 
     def host_of(self, ids: I64) -> I32:
         """Return int32[n], the host that holds each row."""

@@ -186,7 +186,7 @@ class InRounds(Exchange):
                     run(self._make(own))
             else:
                 own = _Asked(asked)
-                with self._world.watch(what, whom=tuple(asked)):
+                with self._world.watch(what):
                     self._propose(own)
                     aside(meanwhile)
                     until(lambda: own.answers is not None, moves=self.progress)

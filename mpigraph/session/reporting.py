@@ -421,7 +421,7 @@ def _put_sums(rank: Rank, recording: Recording) -> None:
     for name, after in recording.after.items():
         passed = after.since(recording.before.get(name, Snapshot()))
         stages = {
-            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(histogram), list(histogram))
+            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(histogram), _cut(histogram))
             for stage, (seconds, histogram, own) in passed.stages.items()
             if seconds
         }
@@ -435,6 +435,11 @@ def _put_sums(rank: Rank, recording: Recording) -> None:
 
     rank.to_hosts = [ToHost._make([*numbers, waited / 1e9]) for *numbers, waited in lines(_TO_HOST)]
     rank.to_trainers = [ToTrainer(*numbers) for numbers in lines(_TO_TRAINER)]
+
+
+def _cut(histogram: tuple[int, ...]) -> list[int]:
+    """Return a histogram without the empty bins at its end."""
+    return list(histogram[: max((end for end, number in enumerate(histogram, 1) if number), default=0)])
 
 
 class _Recorded:

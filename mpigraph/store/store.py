@@ -39,7 +39,7 @@ class LoadedGraph:
     Attributes:
         number: the same on every rank.
         topology: the relations.
-        features: numbers of the tensors that came with it, by policy and name.
+        features: numbers of the tensors that came with it and were not freed, by policy and name.
     """
 
     number: int
@@ -239,7 +239,8 @@ class Store:
     def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:
         """Check that the features of an open graph are kept as they would be now."""
         for policy, name, info in _features_of(kept):
-            stored = self.tensors[graph.features[policy, name]].stored
+            number = graph.features.get((policy, name))
+            stored = info.stored if number is None else self.tensors[number].stored
             if stored != info.stored:
                 raise PartitionError(
                     f"graph {kept.graph_name!r} is open already, with feature {name!r} as {stored} (asked for as "
@@ -348,12 +349,15 @@ class Store:
             for kind in kinds:
                 if number in kind:
                     kind.pop(number).close()
+            for graph in self.graphs.values():  # opened again, it has no feature that was closed
+                for key in [key for key, of in graph.features.items() if of == number]:
+                    del graph.features[key]
 
     def windows_of(self, numbers: Iterable[int]) -> list[RowWindow]:
         """Return the windows that go when some tensors are freed."""
         going = set(self.tensors).intersection(numbers)
         windows = {self.tensors[number].window.number: self.tensors[number].window for number in sorted(going)}
-        return [window for window in windows.values() if window.tensors.keys() <= going]
+        return [window for window in windows.values() if window.tensors <= going]
 
     @collective("world.comm")
     def free_derived(self, numbers: Iterable[int]) -> None:

@@ -217,6 +217,28 @@ def test_memory_goes_with_the_last_of_them(tmp_path: Path) -> None:
 
 
 @everywhere
+def test_one_of_them_is_closed_alone(job: SharedJob) -> None:
+    g = job.open(job.write(write, 4))
+    first, second = (g.edges[SCHEMA.relations[r]].data["x"] for r in (1, 2))
+    want = second[:]
+    g.barrier()
+    first[:1] = 0
+    first.close()
+    host = int(np.flatnonzero(g.session.world.is_local)[0])
+    uses = (
+        lambda: first[[0]],
+        lambda: first.rows.scatter(np.array([0]), want.numpy()[:1]),
+        lambda: first.rows.memory(host),
+    )
+    for use in uses:
+        with pytest.raises(ClosedError, match="'x' was closed"):
+            use()
+    on_all(job.trainers, torch.equal(second[:], want) and not second.rows.window.untold)
+    again = job.open(job.write(write, 4))
+    assert "x" not in again.edges[SCHEMA.relations[1]].data and "x" in again.edges[SCHEMA.relations[2]].data
+
+
+@everywhere
 def test_their_memory_stays_while_one_is_drawn_by(job: SharedJob) -> None:
     """A thread of trainer 0 is drawing by the last of them when all trainers close it."""
     g = job.open(job.write(write, 4))

@@ -82,6 +82,7 @@ class Job:
                 self.trainers.append(Trainer(self, slots, rank, plans[len(self.trainers)]))
             self.leaders.append(Decider(slots, 0, self.meanwhile))
         self.given: dict[int, np.ndarray] = {}  # by leader, in the round under way
+        self.looking: set[int] = set()
         self.results: list[list[np.ndarray]] = [[] for _ in sizes]  # of rounds, not yet noticed by each leader
         self.speeds = [rng.choice([1, 1, 5]) for _ in self.trainers]
 
@@ -109,9 +110,10 @@ class Job:
         """A tick of a leader: it notices the result of a round, decides by it, and gives its part of the next."""
         if self.results[number] and self.rng.random() < 0.7:
             self.leaders[number].choose(self.results[number].pop())
-        elif not self.results[number] and number not in self.given:
-            given = self.leaders[number].look(self.now)
-            self.given[number] = given
+        elif not self.results[number] and number not in self.given and number not in self.looking:
+            self.looking.add(number)  # what happens meanwhile is not done by this leader
+            self.given[number] = self.leaders[number].look(self.now)
+            self.looking.remove(number)
             if len(self.given) == len(self.leaders):
                 result = np.max(list(self.given.values()), axis=0)
                 self.given = {}

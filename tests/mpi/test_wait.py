@@ -80,7 +80,7 @@ def test_coroutines_are_run_or_advanced() -> None:
         broken.result()
 
 
-def test_a_wait_with_a_name_has_a_deadline_and_is_charged_to_whom_it_waits_for() -> None:
+def test_a_wait_with_a_name_has_a_deadline_and_counts_requests() -> None:
     seen: list[Wait] = []
 
     def steps() -> Coroutine[int]:

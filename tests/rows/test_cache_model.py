@@ -31,7 +31,7 @@ class Rows:
 
     def __init__(self, node: "Node") -> None:
         self._node = node
-        self.written = False
+        self.untold: set[int] = set()
         self.window: Any = self
         self.row_bytes, self.dtype, self.row_shape = 8 * WIDTH, np.dtype(np.int64), (WIDTH,)
         self.offsets = np.array([0, LOCAL, ROWS])
@@ -154,14 +154,14 @@ class Node:
         self.writer.clear()
         self.since = {v: {value} for v, value in self.last.items()}
         for trainer in self.trainers:
-            trainer.rows.written = False
+            trainer.rows.untold.clear()
 
     def write(self, trainer: Trainer) -> None:
         for v in self.draws.integers(0, ROWS, 6).tolist():
             self.last[v] += 1
             self.since[v].add(self.last[v])
             self.writer[v] = trainer
-        trainer.rows.written = True
+        trainer.rows.untold.add(0)
 
     def step(self, trainer: Trainer) -> None:
         kind = self.draws.random()
