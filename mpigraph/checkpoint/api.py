@@ -113,9 +113,7 @@ def _save(
         if keep is not None:
             check_integer("keep", keep, 2)
         if session.rank == 0:
-            if not overwrite:
-                folder.check_vacant(directory)
-            folder.check_version(directory)
+            folder.check_vacant(directory, overwrite)
     saver_of(session).save(state_dict, directory, keep, background)
 
 
@@ -176,7 +174,7 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
             saver_of(session).writer.come(around)
     saver = saver_of(session)
     saver.finish()
-    peers = Peers(session.world)
+    peers = Peers(session.world.trainers)
     doing = f"looking for checkpoints in {str(around)!r}"
     for name, word in loading.newest_first(peers, around, doing, warn=True):
         saver.writer.whole.pop(word, None)  # read it again
@@ -208,7 +206,7 @@ class Saver(BackgroundLoop):
         copies, pause = (self._copies, self._pace.pause) if background else (None, nothing)
         save = Save(session, self.writer, state_dict, directory, keep, copies, pause)
         if not background:
-            save.run(Peers(session.world))
+            save.run(Peers(session.world.trainers))
             return
         if self._comm is None:
             self._comm = session.world.group(range(session.num_trainers))
@@ -251,8 +249,8 @@ class Saver(BackgroundLoop):
         with world.watchdog.working():
             try:
                 self._pace.step_back()
-                save.copy_rows(Peers(world, comm))
-                save.run(Peers(world, comm))
+                save.copy_rows(Peers(comm))
+                save.run(Peers(comm))
             except MPIGraphError as error:  # on every trainer
                 self._error = error
 

@@ -22,9 +22,9 @@ import torch
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
-from mpigraph.checkpoint.folder import GRAPH, TENSORS, Manifest, Own, Peers, Tensor, TensorRows, file_name
+from mpigraph.checkpoint.folder import GRAPH, TENSORS, Manifest, Own, Peers, Tensor, TensorRows
 from mpigraph.checkpoint.job_state import of_job
-from mpigraph.checkpoint.loading import blocks, byte_view, is_whole, newest_first
+from mpigraph.checkpoint.loading import is_whole, newest_first
 from mpigraph.checkpoint.state_tree import Leaves, encode
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage
@@ -69,7 +69,7 @@ class Save:
         self._keep = keep
         self._pause = pause
         leaves = Leaves()
-        main = Peers(session.world)
+        main = Peers(session.world.trainers)
         with main.together(self.doing):
             if main.leads:
                 writer.come(directory.parent)
@@ -78,9 +78,9 @@ class Save:
             rows = [self._describe(tensor) for tensor in leaves.rows]
             job = encode(of_job(session), leaves, "the job's state")
             lent = [number for number, tensor in enumerate(leaves.rows) if tensor.rows.lent]
-        main.check_alike(self.doing, described, "; put values that differ between trainers into OfTrainer")
+        main.check_same(self.doing, described, "; put values that differ between trainers into OfTrainer")
         lent_by_any: set[int] = set().union(*main.gather(self.doing, lent))
-        word, job = main.share(self.doing, [secrets.token_hex(6), job])
+        word, job = main.on_first(self.doing, lambda: [secrets.token_hex(6), job])
         tensors = [Tensor(dtype_name(tensor.dtype), list(tensor.shape)) for tensor in leaves.tensors]
         self._manifest = Manifest(word, 0, session.num_trainers, tree, job, tensors, rows, own=[])
         self._copies = copies
@@ -115,18 +115,13 @@ class Save:
         Raises StorageError, on every trainer, if a file cannot be written, or another job writes there.
         """
         word = self._manifest.word
-        path = self._directory / file_name(word, peers.rank)
+        path = self._directory / self._manifest.file(peers.rank)
         try:
-            with peers.together(self.doing):
-                if peers.leads:
-                    with self._writer.holding(self._directory.parent):
-                        pass  # no newer job writes here
+            peers.on_first(self.doing, lambda: self._writer.check(self._directory.parent))  # no newer job writes here
             with peers.together(self.doing):
                 report = self._write(path)
             reports = peers.gather(self.doing, report)
-            with peers.together(self.doing):
-                if peers.leads:
-                    self._publish(reports)
+            peers.on_first(self.doing, lambda: self._publish(reports))
         except MPIGraphError:  # on every trainer
             with suppress(OSError):
                 path.unlink()
@@ -136,12 +131,13 @@ class Save:
                 self._directory.rmdir()  # if nothing was saved, it is empty once the last trainer has come here
         self._writer.whole[word] = True
         old = self._old(peers)
-        with peers.together(self.doing):
-            if peers.leads:
-                with self._writer.holding(self._directory.parent):
-                    folder.remove_other_saves(self._directory, word)
-                    if old is not None:
-                        folder.remove_checkpoints(self._directory, old)
+        peers.on_first(self.doing, lambda: self._clean(old))
+
+    def _clean(self, old: list[str] | None) -> None:
+        with self._writer.holding(self._directory.parent):
+            folder.remove_other_saves(self._directory, self._manifest.word)
+            if old is not None:
+                folder.remove_checkpoints(self._directory, old)
 
     @collective("trainers")
     def _old(self, peers: Peers) -> list[str] | None:
@@ -176,11 +172,9 @@ class Save:
             tensor.rows.copying = self._copying
         for number, own in enumerate(leaves.own):
             yield f"own/{number}", partial(_own_rows, own if self._copies is None else own.copy())
-        self._tensors: list[torch.Tensor] = []
         if self._session.rank == 0:
-            self._tensors = leaves.tensors
-            if self._copies is not None:
-                self._tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in leaves.tensors]
+            make = partial(_packed, leaves.tensors)
+            yield TENSORS, make if self._copies is None else partial(_given, *make())
 
     def _write(self, path: Path) -> dict[str, Any]:
         """Write this trainer's file; return its size and what its OfTrainer values are."""
@@ -201,12 +195,6 @@ class Save:
                 for begin in range(0, len(rows), count := max(1, step // row_bytes)):
                     out.write(rows[begin : begin + count])
                     self._pause()
-            if self._session.rank == 0:
-                out = writer.create(TENSORS, (int(self._manifest.ends()[-1]),), "uint8")
-                for pieces in blocks(map(byte_view, map(_plain, self._tensors)), step):
-                    out.write(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
-                    self._pause()
-                self._tensors = []
         return {"own": own, "nbytes": path.stat().st_size, "node": os.uname().nodename}
 
     def _publish(self, reports: list[dict[str, Any]]) -> None:
@@ -229,8 +217,14 @@ class Save:
                     "see it: a checkpoint needs one folder that all trainers see"
                 )
         with self._writer.holding(self._directory.parent):
-            number = 1 + folder.newest_number(self._directory.parent)
-            replace(self._manifest, number=number, own=own).write(self._directory)
+            newest = folder.checkpoints(self._directory.parent)[:1]
+            replace(self._manifest, number=1 + sum(number for number, *_ in newest), own=own).write(self._directory)
+
+
+def _packed(tensors: list[torch.Tensor]) -> tuple[Array, str]:
+    """Return the bytes of all tensors."""
+    stored = [to_storage(_plain(tensor).reshape(-1), dtype_name(tensor.dtype)).view(np.uint8) for tensor in tensors]
+    return np.concatenate([np.empty(0, np.uint8), *stored]), "uint8"
 
 
 def _given(rows: Array, dtype: str) -> tuple[Array, str]:

@@ -140,7 +140,7 @@ def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
         for depth in range(202):
             if depth < 201:
                 tree = encode(deep, Leaves())
-                assert Decoder(torch.empty, "").decode(tree) == deep
+                assert Decoder(torch.empty, "").decode(tree, "") == deep
             else:
                 with pytest.raises(InvalidArgumentError, match="nested more than"):
                     encode(deep, Leaves())

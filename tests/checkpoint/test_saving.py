@@ -9,7 +9,7 @@ from layouts import SharedJob
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint import loading, saving
+from mpigraph.checkpoint import folder, saving
 
 
 def values(seed: int) -> list[torch.Tensor]:
@@ -30,7 +30,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 def test_tensors_share_a_dataset(
     job: SharedJob, g: dist.DistGraph, tmp_path: Path, save: Any, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((saving, "_BLOCK"), (saving, "_BLOCK_BESIDE"), (loading, "_BLOCK")):
+    for module, name in ((saving, "_BLOCK"), (saving, "_BLOCK_BESIDE"), (folder, "_BLOCK")):
         monkeypatch.setattr(module, name, block)
     directory = job.one_has(lambda: tmp_path) / "saved"
     tensors = values(1)
