@@ -67,8 +67,8 @@ def opened(manifest: Manifest, directory: Path) -> Iterator[Callable[[int], Shar
 @collective("trainers")
 def newest_first(peers: Peers, around: Path, doing: str, warn: bool = False) -> list[tuple[str, str]]:
     """Return :func:`.checkpoints` of a folder on every trainer. Raises StorageError if it cannot be read."""
-    found = peers.on_first(doing, lambda: folder.checkpoints(around, warn))
-    return [(name, word) for _, name, word in found]
+    listed = peers.on_first(doing, lambda: folder.checkpoints(around, warn))
+    return [(name, word) for _, name, word in listed]
 
 
 @collective("trainers")

@@ -4,6 +4,7 @@ Progress goes to stderr: a bar in a terminal, and a line every ten seconds in a 
 elapsed time advances while a stage computes.
 """
 
+import logging
 import shutil
 import sys
 import threading
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from mpigraph.collective import collective
 from mpigraph.compiling import REPORT
 from mpigraph.config import launch
+from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
 from mpigraph.storage.part_config import PartConfig
 
@@ -166,8 +168,9 @@ class ProgressBar:
 
 
 def progress_of(exchange: Exchange) -> AbstractContextManager[Progress]:
-    """Return the display of the first rank's work; the other ranks show nothing."""
-    return ProgressBar() if exchange.rank == 0 else nullcontext(silent)
+    """Return the display of the first rank's work; other ranks, and quiet commands, show nothing."""
+    shows = exchange.rank == 0 and get_logger().isEnabledFor(logging.WARNING)
+    return ProgressBar() if shows else nullcontext(silent)
 
 
 def _write(line: str, is_last: bool) -> None:
