@@ -176,10 +176,10 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     saver.finish()
     peers = Peers(session.world.trainers)
     doing = f"looking for checkpoints in {str(around)!r}"
-    for name, word in loading.newest_first(peers, around, doing, warn=True):
+    for _, name, word in peers.on_first(doing, lambda: folder.checkpoints(around, warn=True)):
         saver.writer.whole.pop(word, None)  # read it again
         if loading.is_whole(peers, around / name, doing, saver.writer.whole, word):
-            return around / name
+            return Path(around, name)
     return None
 
 
@@ -204,7 +204,8 @@ class Saver(BackgroundLoop):
         background = background and session.world.threads_may_communicate
         self._pace = Pace()
         copies, pause = (self._copies, self._pace.pause) if background else (None, nothing)
-        save = Save(session, self.writer, state_dict, directory, keep, copies, pause)
+        save = Save(session, self.writer, directory, keep, copies, pause)
+        save.take(state_dict)
         if not background:
             save.run(Peers(session.world.trainers))
             return

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from mpigraph.checkpoint import folder
 from mpigraph.checkpoint.folder import GRAPH, TENSORS, Manifest, Peers, TensorRows
 from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, LoadRequest
+from mpigraph.checkpoint.state_tree import Decoder, LoadedObject
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distgraph.tensor import DistTensor
@@ -65,13 +64,6 @@ def opened(manifest: Manifest, directory: Path) -> Iterator[Callable[[int], Shar
 
 
 @collective("trainers")
-def newest_first(peers: Peers, around: Path, doing: str, warn: bool = False) -> list[tuple[str, str]]:
-    """Return :func:`.checkpoints` of a folder on every trainer. Raises StorageError if it cannot be read."""
-    listed = peers.on_first(doing, lambda: folder.checkpoints(around, warn))
-    return [(name, word) for _, name, word in listed]
-
-
-@collective("trainers")
 def is_whole(
     peers: Peers, directory: Path, doing: str, known: dict[str, bool], word: str, pause: Callable[[], None] = nothing
 ) -> bool:
@@ -117,11 +109,10 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
             if peers.leads:
                 file(0).read_into(TENSORS, data)
         peers.broadcast(doing, data)
-        decoder = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}")
-        plan = decoder.wanted
+        plan = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}")
         with peers.together(doing):
-            decoder.update(state_dict, manifest.state)
-            job: dict[str, Any] = decoder.decode(manifest.job, "the state of the job")
+            plan.update(state_dict, manifest.state)
+            job: dict[str, Any] = plan.decode(manifest.job, "the state of the job")
             for number, tensor in plan.rows:
                 _check_rows(manifest.rows[number], tensor)
         peers.check_same(doing, plan.places)
@@ -179,7 +170,7 @@ def _check_rows(saved: TensorRows, tensor: DistTensor) -> None:
         )
 
 
-def _read_own(peers: Peers, manifest: Manifest, file: Callable[[int], ShardReader], plan: LoadRequest) -> None:
+def _read_own(peers: Peers, manifest: Manifest, file: Callable[[int], ShardReader], plan: Decoder) -> None:
     """Read this trainer's OfTrainer rows; on another number of trainers, an even share of all rows."""
     for number, rows_of in plan.own.items():
         own = manifest.own[number]
@@ -238,8 +229,12 @@ def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], 
     with opened(manifest, directory) as file:
         file(0).read_into(TENSORS, data)
     decoder = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}", arrays=False)
-    value: Any = decoder.value(manifest.state, name)
-    if decoder.wanted.own:
+    state: dict[str, Any] = {name: None}
+    decoder.update(state, manifest.state)
+    for put in decoder.put:
+        put()
+    value = state[name]
+    if decoder.own:
         raise InvalidArgumentError(
             f"{name!r} of the checkpoint {str(directory)!r} differs between trainers (it has OfTrainer)"
         )

@@ -147,21 +147,17 @@ def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
         raise InvalidArgumentError(f"{where}: {error}") from None
 
 
-@dataclass
-class LoadRequest:
-    """The values of a checkpoint that a state dict asks for and that are yet to be read; then they are applied."""
-
-    rows: list[tuple[int, DistTensor]] = field(default_factory=list)  # their number, and the tensor to overwrite
-    own: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by number, a list that gets the rows
-    put: list[Callable[[], object]] = field(default_factory=list)  # called last, to assign the values
-    objects: list["LoadedObject"] = field(default_factory=list)
-    places: dict[str, str] = field(default_factory=dict)  # what is wanted at each place of the state dict
-
-
 class Decoder:
     """Turns trees into values: ``tensor(number)`` returns a tensor, ``what`` names the checkpoint in errors.
 
-    Without ``arrays``, numpy arrays become tensors.
+    Without ``arrays``, numpy arrays become tensors. It collects what is to be read, and assigned afterwards.
+
+    Attributes:
+        rows: numbers of DistTensors, and the tensors to overwrite.
+        own: by the number of an OfTrainer, a list that gets its rows.
+        put: called last, to assign the values.
+        objects: those that get a state.
+        places: what is wanted at each place of the state dict.
     """
 
     def __init__(self, tensor: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
@@ -169,7 +165,11 @@ class Decoder:
         self._what = what
         self._arrays = arrays
         self._rows_at: dict[str, DistTensor] = {}
-        self.wanted = LoadRequest()
+        self.rows: list[tuple[int, DistTensor]] = []
+        self.own: dict[int, list[torch.Tensor]] = {}
+        self.put: list[Callable[[], object]] = []
+        self.objects: list[LoadedObject] = []
+        self.places: dict[str, str] = {}
 
     def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
         """Ask for all values of a state dict; they are assigned once they are read.
@@ -184,17 +184,17 @@ class Decoder:
             inside = f"{where}[{key!r}]"
             if key not in saved:
                 raise InvalidArgumentError(f"{self._what} has no {inside} (it has {', '.join(map(repr, saved))})")
-            self.wanted.put.append(partial(target.__setitem__, key, self._ask(value, saved[key], inside)))
+            self.put.append(partial(target.__setitem__, key, self._ask(value, saved[key], inside)))
 
     def _ask(self, value: Any, tree: Tree, where: str) -> Any:
         """Ask for a value; return its replacement, the value itself if it is overwritten in place."""
         kinds = {DistTensor: "rows", OfTrainer: "own", torch.Tensor: "tensor", Stateful: "object"}
         kind = next((kind for kind in kinds if isinstance(value, kind)), None)
-        self.wanted.places[where] = kind.__name__ if kind else "a value"
+        self.places[where] = kind.__name__ if kind else "a value"
         if kind and (not isinstance(tree, dict) or kinds[kind] not in tree):
             raise self._other(where)
         if kind is DistTensor:
-            self.wanted.rows.append((tree["rows"], value))
+            self.rows.append((tree["rows"], value))
             return value
         if kind is torch.Tensor:
             read = self._tensor(tree["tensor"])
@@ -203,7 +203,7 @@ class Decoder:
                     f"{self._what}: {where} is {tuple(read.shape)} {read.dtype} there, and {tuple(value.shape)} "
                     f"{value.dtype} here"
                 )
-            self.wanted.put.append(lambda: value.detach().copy_(read))
+            self.put.append(lambda: value.detach().copy_(read))
             return value
         if kind is Stateful:
             there, here = tree.get("class"), _compared_class(value)
@@ -213,7 +213,7 @@ class Decoder:
             if has_rows:
                 self._rows_at |= _rows_in(value, where)
             state = self.decode(tree["object"], where)
-            self.wanted.objects.append(LoadedObject(value, state, f"{self._what}: {where}", has_rows))
+            self.objects.append(LoadedObject(value, state, f"{self._what}: {where}", has_rows))
             return value
         if type(value) in _MAPPINGS.values():
             self.update(value, tree, where)
@@ -231,7 +231,7 @@ class Decoder:
         new = [self._ask(item, saved[i], f"{where}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, tuple):
             return tuple(new)
-        self.wanted.put.append(partial(value.__setitem__, slice(None), new))
+        self.put.append(partial(value.__setitem__, slice(None), new))
         return value
 
     def _other(self, where: str) -> InvalidArgumentError:
@@ -242,13 +242,6 @@ class Decoder:
             if isinstance(tree, dict) and name in tree:
                 return {self.decode(key, where): item for key, item in tree[name]}
         raise InvalidArgumentError(f"{self._what}: {where} is no dict there")
-
-    def value(self, tree: Tree, key: str) -> Any:
-        """Return one value of a state dict. Raises InvalidArgumentError if the checkpoint has no such key."""
-        saved = self._items(tree, "state_dict")
-        if key not in saved:
-            raise InvalidArgumentError(f"{self._what} has no {key!r} (it has {', '.join(map(repr, saved))})")
-        return self.decode(saved[key], f"state_dict[{key!r}]")
 
     def decode(self, tree: Tree, where: str) -> Any:
         """Return the value of a tree, whose place in the state dict is ``where``."""
@@ -268,7 +261,7 @@ class Decoder:
             case {"device": name}:
                 return torch.device(name)
             case {"own": number}:
-                rows = self.wanted.own.setdefault(number, [])
+                rows = self.own.setdefault(number, [])
                 return OfTrainer(lambda: rows[0])
             case {"object": state}:
                 return self.decode(state, where)
@@ -278,7 +271,7 @@ class Decoder:
                         f"{self._what}: {where} holds rows of a DistTensor, and is no DistTensor here (those here are "
                         f"{', '.join(self._rows_at) or 'none'})"
                     )
-                self.wanted.rows.append((number, self._rows_at[where]))
+                self.rows.append((number, self._rows_at[where]))
                 return self._rows_at[where]
             case dict():
                 return self._decode_dict(tree, where)
@@ -353,7 +346,7 @@ class LoadedObject:
             copies = [tensor.to("cpu", copy=True) for tensor in leaves.tensors]
             decoder = Decoder(copies.__getitem__, self.where)
             state = decoder.decode(tree, self.where)
-            for number, rows in decoder.wanted.own.items():
+            for number, rows in decoder.own.items():
                 rows.append(leaves.own[number].rows)
             return state
         return None

@@ -156,7 +156,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
         return 0
     if name not in COMMANDS:
-        return fail("", f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them")
+        return fail("", f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them", once=True)
     parser = _parser_of(name)
     parser.words = words
     arguments = {key: value for key, value in vars(parser.parse_args(words[1:])).items() if value is not None}
@@ -171,18 +171,17 @@ def _run(words: Sequence[str]) -> int:
     try:
         return int(command(cls(**arguments)))
     except (MPIGraphError, OSError, MemoryError) as error:
-        if getattr(error, "everywhere", False) and launcher_rank() > 0:
-            return 2  # the first rank speaks for all
-        return fail(name, str(error) or type(error).__name__)
+        return fail(name, str(error) or type(error).__name__, getattr(error, "everywhere", False))
     except KeyboardInterrupt:
         if launcher_rank() == 0:
             print(f"mpigraph {name}: interrupted", file=sys.stderr)
         return 130
 
 
-def fail(command: str, text: str) -> int:
-    """Print one line about an error; return the status for it."""
-    print(f"{f'mpigraph {command}'.rstrip()}: error: {text}".replace("\n", " "), file=sys.stderr, flush=True)
+def fail(command: str, text: str, once: bool = False) -> int:
+    """Print one line about an error, only on the first rank if all have it (``once``); return the status for it."""
+    if not once or launcher_rank() == 0:
+        print(f"{f'mpigraph {command}'.rstrip()}: error: {text}".replace("\n", " "), file=sys.stderr, flush=True)
     return 2
 
 

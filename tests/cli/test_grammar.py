@@ -19,6 +19,12 @@ from mpigraph.partition.options import PART_METHODS
 from mpigraph.reports.summary import write
 
 
+@pytest.fixture(autouse=True)
+def first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It speaks for all."""
+    monkeypatch.setattr("mpigraph.cli.main.launcher_rank", lambda: 0)
+
+
 def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     printed = []
     for words in ([], ["-h"], ["--help"]):
