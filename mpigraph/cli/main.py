@@ -6,10 +6,10 @@ Here is also their output: tables, names that are safe in a terminal, readers th
 import argparse
 import io
 import json
-import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
@@ -19,9 +19,10 @@ from typing import Any, NoReturn, TextIO, get_args
 from mpigraph.cli.grammar import GROUPS, STATUSES
 from mpigraph.config import launcher_rank, log_at
 from mpigraph.errors import MPIGraphError
-from mpigraph.log import get_logger, set_identity
+from mpigraph.log import set_identity
 
 _OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
+QUIET = ContextVar("quiet", default=False)  # print results and errors alone
 _STATUS = 141  # a shell's status of a program that SIGPIPE has ended
 
 
@@ -161,6 +162,7 @@ def _run(words: Sequence[str]) -> int:
     parser.words = words
     arguments = {key: value for key, value in vars(parser.parse_args(words[1:])).items() if value is not None}
     verbose, quiet = (arguments.pop(key, False) for key in ("verbose", "quiet"))
+    QUIET.set(quiet)
     if verbose or quiet:
         log_at("INFO" if verbose else "ERROR")
         set_identity(name, "INFO" if verbose else "ERROR")
@@ -192,5 +194,5 @@ def show(content: Mapping[str, Any], text: str) -> None:
 
 def note(text: str) -> None:
     """Print something beside the result, unless the command is to be quiet."""
-    if get_logger().isEnabledFor(logging.WARNING):
+    if not QUIET.get():
         print(text, file=sys.stderr, flush=True)

@@ -4,7 +4,6 @@ Progress goes to stderr: a bar in a terminal, and a line every ten seconds in a 
 elapsed time advances while a stage computes.
 """
 
-import logging
 import shutil
 import sys
 import threading
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from mpigraph.cli.main import QUIET
 from mpigraph.collective import collective
 from mpigraph.compiling import REPORT
 from mpigraph.config import launch
-from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
 from mpigraph.storage.part_config import PartConfig
 
@@ -169,8 +168,7 @@ class ProgressBar:
 
 def progress_of(exchange: Exchange) -> AbstractContextManager[Progress]:
     """Return the display of the first rank's work; other ranks, and quiet commands, show nothing."""
-    shows = exchange.rank == 0 and get_logger().isEnabledFor(logging.WARNING)
-    return ProgressBar() if shows else nullcontext(silent)
+    return ProgressBar() if exchange.rank == 0 and not QUIET.get() else nullcontext(silent)
 
 
 def _write(line: str, is_last: bool) -> None:
