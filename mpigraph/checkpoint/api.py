@@ -124,7 +124,7 @@ def _check_dict(state_dict: object) -> None:
 
 @collective("trainers")
 def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -> None:
-    """Load a checkpoint, on any number of ranks, servers and nodes.
+    """Load a checkpoint, on any number of ranks, servers and nodes, and log a line about it on trainer 0.
 
     Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, also in lists, whose
     length must be as saved; other values are replaced by the saved ones. Afterwards every trainer reads the new rows.

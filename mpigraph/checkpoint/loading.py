@@ -131,7 +131,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     session.control.call(Operation.BARRIER)  # drops data derived from rows, such as tables of edge weights
     with peers.together(doing):
         if peers.leads:
-            get_logger().warning("goes on from the checkpoint %s", directory)
+            get_logger().warning("resumes from checkpoint %s", directory)
         load_job(session, job)
         for put in plan.put:
             put()

@@ -20,27 +20,10 @@ from typing import NamedTuple
 from mpigraph.cli.grammar import Copy
 from mpigraph.cli.launch import Host, read_hosts, ssh_options
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
-from mpigraph.partition.output_folder import OVERWRITE, Sizes
-from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
+from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import parts_of_hosts
 
 _HERE = ("localhost", "127.0.0.1", "::1")
-_OCCUPIED = 77  # status of _LOOK where another graph lies
-# Names the first configuration in folder $1 that is not $2, or whose graph does not have $3 nodes and $4 edges. With $5
-# configurations of other names are removed instead.
-_LOOK = f'''
-cd "$1" 2>/dev/null || exit 0
-for file in *.json; do
-  [ -e "./$file" ] || continue
-  own=; [ "$file" != "$2" ] || own=1
-  if grep -qs '"format": "{CONFIG_FORMAT}"' "./$file"; then
-    [ -z "$own" ] || ! grep -qs '"num_nodes": '"$3"',' "./$file" ||
-      ! grep -qs '"num_edges": '"$4"',' "./$file" || continue
-  elif [ -z "$own" ]; then continue; fi
-  if [ -z "$5" ]; then echo "$file"; exit {_OCCUPIED}; fi
-  [ -n "$own" ] || rm -f "./$file"
-done
-'''
 _KINDS = ("part_graph", "node_feats", "edge_feats")
 
 
@@ -94,8 +77,6 @@ def copy(options: Copy) -> int:
     planned = list(_commands(plan, sites))  # so that every error is raised before the first copy
     if shutil.which("rsync") is None and not options.dry_run:
         raise InvalidArgumentError("there is no rsync on PATH: install it here and on every host")
-    for site in [] if options.dry_run else sites:
-        _make_way(plan, site, options.overwrite)
     for name, argv in planned:
         print(shlex.join(argv), flush=True)
         if options.dry_run:
@@ -104,18 +85,6 @@ def copy(options: Copy) -> int:
         if status != 0:
             raise MPIGraphError(f"copying to {name} failed: {argv[0]} ended with status {status}")
     return 0
-
-
-def _make_way(plan: _Plan, site: _Site, overwrite: bool) -> None:
-    words = [plan.data, os.path.basename(plan.config_path), *Sizes.of(plan.config), "yes" if overwrite else ""]
-    argv = site.run(["sh", "-c", _LOOK, "sh", *map(str, words)])
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode == _OCCUPIED:
-        there = os.path.join(plan.data, done.stdout.splitlines()[0])
-        raise InvalidArgumentError(f"{site.name}: {there} is of another graph, which would be overwritten: {OVERWRITE}")
-    if done.returncode != 0:
-        status = f"{argv[0]} ended with status {done.returncode}: {done.stderr.strip()}"
-        raise MPIGraphError(f"copying to {site.name} failed: {status}")
 
 
 def _read_plan(options: Copy) -> _Plan:
@@ -131,9 +100,10 @@ def _read_plan(options: Copy) -> _Plan:
 
 
 def _commands(plan: _Plan, sites: list[_Site]) -> Iterator[tuple[str, list[str]]]:
-    for index, site in enumerate(sites):
-        files = plan.files_by_directory(index, len(sites))
+    of_sites = [plan.files_by_directory(index, len(sites)) for index in range(len(sites))]
+    for site, files in zip(sites, of_sites, strict=True):  # a host that cannot be reached shows before the first copy
         yield site.name, site.run(["mkdir", "-p", "--", plan.workspace, plan.data, *files])
+    for site, files in zip(sites, of_sites, strict=True):
         copies = [*files.items(), (plan.data, [plan.config_path])]
         if plan.scripts is not None:
             copies.insert(-1, (plan.workspace, [plan.scripts]))

@@ -258,7 +258,6 @@ class Copy(Hosts):
     workspace: str = option("absolute path of the job's directory on every host", "DIR", required=True)
     rel_data_path: str = of_dgl("where the parts go, relative to the workspace", "DIR", required=True)
     script_folder: str | None = of_dgl("goes into the workspace of every host", "DIR")
-    overwrite: bool = _overwrite("another graph on a host")
     dry_run: bool = option("print the commands and run none", default=False)
 
 

@@ -189,6 +189,7 @@ def test_a_damaged_one_is_one_error_on_every_trainer(
     assert (g.rank() > 0) or ("step-3 is passed over" in said and "step-3" in said)
     checkpoint.load(here, checkpoint_id=around / "step-1")
     assert here["steps"] == 1
+    assert caplog.text.count(f"resumes from checkpoint {around}/step-1") == (g.rank() == 0)
     checkpoint.save(here, checkpoint_id=around / "step-4", keep=2)  # removes the rest of the save that was killed
     g.barrier()
     assert sorted(path.name for path in around.iterdir() if path.is_dir()) == ["step-1", "step-3", "step-4"]

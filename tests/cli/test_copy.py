@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import mpigraph
 from mpigraph.cli.main import main
-from mpigraph.distributed import partition_graph
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -38,10 +36,6 @@ def do(words, host):
     if words[:3] == ["mkdir", "-p", "--"]:
         for path in words[3:]:
             os.makedirs(there(host, path), exist_ok=True)
-    elif words[:2] == ["sh", "-c"]:
-        status = subprocess.call([*words[:4], there(host, words[4]), *words[5:]])
-        if status:
-            sys.exit(status)
     else:
         sys.exit(127)
 
@@ -134,26 +128,7 @@ def test_copies_on_this_machine_are_real(tmp_path, oracle):
     assert found_parts(Path("/"), oracle(2), workspace) == [0, 1]
 
 
-@pytest.mark.parametrize("hosts", [["localhost"], pytest.param(["10.0.0.1", "10.0.0.2"], marks=pytest.mark.slow)])
-def test_another_graph_is_not_copied_over(remote, oracle, capsys, tmp_path, hosts):
-    """On no host, before the first copy; the same graph is, in other parts, too."""
-    workspace = str(tmp_path / HOSTILE[1:].replace("touch pwned", "x"))
-    last = (Path("/") if len(hosts) == 1 else remote / "10.0.0.2") / workspace[1:] / "my data"
-    partition_graph(mpigraph.graph(([0, 1], [1, 2])), "other", 3, last)
-    assert copy(oracle(2), hosts, workspace) == 2
-    said = capsys.readouterr()
-    assert "my data/other.json is of another graph" in said.err and "--overwrite" in said.err and said.out == ""
-    assert PartConfig.read(last / "other.json").num_parts == 3 and not (last / "oracle.json").exists()
-    assert copy(oracle(2), hosts, workspace, "--overwrite") == 0
-    assert not (last / "other.json").exists()
-    assert copy(oracle(4), hosts, workspace) == 0
-    partition_graph(mpigraph.graph(([0, 1], [1, 2])), "oracle", 2, last, overwrite=True)
-    assert copy(oracle(2), hosts, workspace) == 2  # of the same name
-    assert "my data/oracle.json is of another graph" in capsys.readouterr().err
-
-
-GOLDEN = """ssh -p 2222 -l ann {host} 'mkdir -p -- /w /w/data /w/data/part{k}'
-{rsync} -- {part} {quote}{there}:/w/data/part{k}/{quote}
+GOLDEN = """{rsync} -- {part} {quote}{there}:/w/data/part{k}/{quote}
 {rsync} -- '{dir}/my scripts' {quote}{there}:/w/{quote}
 {rsync} -- {config} {quote}{there}:/w/data/{quote}
 """
@@ -163,10 +138,13 @@ def test_what_a_dry_run_prints(remote, oracle, capsys, tmp_path):
     more = ("--rel_data_path", "data", "--ssh_port", "2222", "--ssh_username", "ann", "--dry-run")
     assert copy(oracle(2), ["10.0.0.1 30050", "fe80::2"], "/w", *more) == 0
     rsync = "rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann'"
-    golden = ""
-    for k, (host, there, quote) in enumerate([("10.0.0.1", "10.0.0.1", ""), ("fe80::2", "[fe80::2]", "'")]):
+    golden = "".join(
+        f"ssh -p 2222 -l ann {host} 'mkdir -p -- /w /w/data /w/data/part{k}'\n"
+        for k, host in enumerate(["10.0.0.1", "fe80::2"])
+    )
+    for k, (there, quote) in enumerate([("10.0.0.1", ""), ("[fe80::2]", "'")]):
         files = (Path(oracle(2)).parent / f"part{k}" / f"{name}.h5" for name in ("graph", "node_feat", "edge_feat"))
-        of_host = {"k": k, "host": host, "there": there, "quote": quote, "part": " ".join(map(str, files))}
+        of_host = {"k": k, "there": there, "quote": quote, "part": " ".join(map(str, files))}
         golden += GOLDEN.format(**of_host, rsync=rsync, config=oracle(2), dir=tmp_path)
     assert capsys.readouterr().out == golden
     assert list(remote.iterdir()) == []
@@ -204,7 +182,7 @@ def test_every_mistake_shows_before_the_first_copy(remote, oracle, capsys, tmp_p
 def test_a_host_that_fails_is_named(oracle, capsys):
     assert copy(oracle(2), ["10.0.0.1", "down"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "copying to down failed: ssh ended with status 255: no route" in err
+    assert "rsync" not in out and "copying to down failed: ssh ended with status 255" in err
 
 
 def test_what_is_printed_can_be_typed(oracle, capsys):
