@@ -90,6 +90,18 @@ def test_one_name_for_one_thing() -> None:
     assert sorted(method.split("|")) == sorted(PART_METHODS)
 
 
+def test_the_page_of_a_report_is_made_again_and_the_verdict_printed(tmp_path: Path, capsys: Any) -> None:
+    write(tmp_path, made(1, Setup(), Fault("model", 3)))
+    assert main(["report", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Trainer 3 on node n3 is the slowest: ") and printed.endswith("report.html\n")
+    assert "Trainer 3 on node n3 is the slowest: " in (tmp_path / "report.html").read_text()
+    (tmp_path / "summary.json").write_text('{"format": "mpigraph report", "version": 7}')
+    assert main(["report", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "summary.json is no report of this version" in error and "7" in error
+
+
 def test_results_as_json_and_quietly(oracle, tmp_path: Path) -> None:
     """In processes of their own: a quiet command sets the level of the log."""
     write(tmp_path / "report", made(1, Setup(), Fault("model", 3)))
