@@ -80,7 +80,6 @@ def resume(args, state, folder):
     newest = mg.checkpoint.latest(folder) if args.resume else None
     if newest is not None:
         mg.checkpoint.load(state, checkpoint_id=newest)
-        print_once(f"resumes from {newest}")
 
 
 def save(args, state, folder, number):

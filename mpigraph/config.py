@@ -254,6 +254,11 @@ def fast_boxes() -> bool:
     return os.environ.get(_FAST_BOXES) != "0"
 
 
+def log_at(level: str) -> None:
+    """Set ``MPIGRAPH_LOG_LEVEL``, as an option of a command says."""
+    os.environ[_variable("log_level")] = level
+
+
 def launcher_rank() -> int:
     """Return the rank that a launcher gave this process, 0 where none did; for use before MPI starts."""
     return rank_in(os.environb) or 0

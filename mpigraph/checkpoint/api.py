@@ -113,9 +113,7 @@ def _save(
         if keep is not None:
             check_integer("keep", keep, 2)
         if session.rank == 0:
-            if not overwrite:
-                folder.check_vacant(directory)
-            folder.check_version(directory)
+            folder.check_vacant(directory, overwrite)
     saver_of(session).save(state_dict, directory, keep, background)
 
 
@@ -126,7 +124,7 @@ def _check_dict(state_dict: object) -> None:
 
 @collective("trainers")
 def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -> None:
-    """Load a checkpoint, on any number of ranks, servers and nodes.
+    """Load a checkpoint, on any number of ranks, servers and nodes, and log a line about it on trainer 0.
 
     Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, also in lists, whose
     length must be as saved; other values are replaced by the saved ones. Afterwards every trainer reads the new rows.
@@ -176,12 +174,12 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
             saver_of(session).writer.come(around)
     saver = saver_of(session)
     saver.finish()
-    peers = Peers(session.world)
+    peers = Peers(session.world.trainers)
     doing = f"looking for checkpoints in {str(around)!r}"
-    for name, word in loading.newest_first(peers, around, doing, warn=True):
+    for _, name, word in peers.on_first(doing, lambda: folder.checkpoints(around, warn=True)):
         saver.writer.whole.pop(word, None)  # read it again
         if loading.is_whole(peers, around / name, doing, saver.writer.whole, word):
-            return around / name
+            return Path(around, name)
     return None
 
 
@@ -206,9 +204,10 @@ class Saver(BackgroundLoop):
         background = background and session.world.threads_may_communicate
         self._pace = Pace()
         copies, pause = (self._copies, self._pace.pause) if background else (None, nothing)
-        save = Save(session, self.writer, state_dict, directory, keep, copies, pause)
+        save = Save(session, self.writer, directory, keep, copies, pause)
+        save.take(state_dict)
         if not background:
-            save.run(Peers(session.world))
+            save.run(Peers(session.world.trainers))
             return
         if self._comm is None:
             self._comm = session.world.group(range(session.num_trainers))
@@ -251,8 +250,8 @@ class Saver(BackgroundLoop):
         with world.watchdog.working():
             try:
                 self._pace.step_back()
-                save.copy_rows(Peers(world, comm))
-                save.run(Peers(world, comm))
+                save.copy_rows(Peers(comm))
+                save.run(Peers(comm))
             except MPIGraphError as error:  # on every trainer
                 self._error = error
 

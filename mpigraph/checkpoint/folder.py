@@ -24,7 +24,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -32,14 +32,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from mpigraph.arrays import Array
 from mpigraph.checkpoint.state_tree import Tree
 from mpigraph.collective import collective
+from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.errors import InvalidArgumentError, OtherVersionError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import allgather_bytes, everywhere, share_bytes, together
+from mpigraph.mpi.agree import allgather_bytes, same, share_bytes, together
+from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.messages import Comm
-from mpigraph.mpi.world import World
 from mpigraph.storage.files import NewFile, read_text, temporary_name
 from mpigraph.storage.format import storage_dtype
 
@@ -52,12 +55,8 @@ _VERSION = 4
 _WRITER = ".mpigraph-writer"
 _RECORD = 1024  # bytes of that file
 _PATIENCE = 60.0  # seconds to wait for a lock that other processes hold for milliseconds
+_BLOCK = 64 << 20  # bytes that travel to the other trainers at a time
 _UNFINISHED = temporary_name(Path(MANIFEST)).name
-
-
-def file_name(word: str, trainer: int) -> str:
-    """Return the name of the file that a trainer writes."""
-    return f"{word}-{trainer}.h5"
 
 
 @dataclass(frozen=True)
@@ -109,56 +108,61 @@ class Manifest:
 
     def file(self, trainer: int) -> str:
         """Return the name of the file of a trainer."""
-        return file_name(self.word, trainer)
+        return f"{self.word}-{trainer}.h5"
 
     def ends(self) -> "np.ndarray[Any, Any]":
         """Return int64[number of tensors + 1], where the bytes of each tensor begin, and where those of all end."""
         return np.cumsum([0, *(tensor.nbytes for tensor in self.tensors)])
 
-    def to_text(self) -> str:
-        """Return the text of the file."""
-        lists = {name: [vars(item) for item in getattr(self, name)] for name in ("tensors", "rows", "own")}
-        content = {"format": _FORMAT, "version": _VERSION, **vars(self), **lists}
-        return json.dumps(content | {"checksum": checksum(content)}) + "\n"
+    def tensors_in(self, data: Array) -> Callable[[int], torch.Tensor]:
+        """Return a function that copies the tensor of a number from the bytes of all of them, uint8[n]."""
+        ends = self.ends()
+
+        def copy(number: int) -> torch.Tensor:
+            tensor = self.tensors[number]
+            stored = np.frombuffer(bytearray(data[ends[number] : ends[number + 1]]), storage_dtype(tensor.dtype))
+            return to_torch(stored.reshape(tensor.shape), tensor.dtype)
+
+        return copy
+
+    def content(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return vars(self) | {name: [vars(item) for item in getattr(self, name)] for name in _LISTS}
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> "Manifest":
+        """Return the manifest with some :meth:`content`."""
+        return cls(**content | {name: [kind(**item) for item in content[name]] for name, kind in _LISTS.items()})
 
     def write(self, directory: Path) -> None:
         """Write it into a folder; the checkpoint there becomes this one. Raises StorageError."""
+        content = {"format": _FORMAT, "version": _VERSION, **self.content()}
         with NewFile(directory / MANIFEST, durable=True) as file:
-            file.write(self.to_text().encode())
+            file.write(json.dumps(content | {"checksum": checksum(content)}).encode() + b"\n")
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
         """Read the manifest of a checkpoint. Raises ShardFormatError: it is missing, damaged or of another version."""
         path = directory / MANIFEST
         try:
-            text = read_text(path)
+            content = json.loads(read_text(path))
         except OSError as error:
             raise ShardFormatError(f"{path}: cannot read the manifest of a checkpoint: {error.strerror}") from error
         except ValueError as error:
             raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
-        return cls.parse(text, path)
-
-    @classmethod
-    def parse(cls, text: str, path: Path) -> "Manifest":
-        """Parse the text of a file. Raises ShardFormatError if it is damaged, of another version or something else."""
-        try:
-            content = json.loads(text)
-        except ValueError as error:
-            raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
-        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ShardFormatError(f"{path}: not the manifest of a checkpoint")
-        told = content.pop("checksum", None)
-        if told != checksum({"format": _FORMAT, **content}):
+        if content.pop("checksum", None) != checksum(content):
             raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
-        version = content.pop("version")
-        if version != _VERSION:
+        if content["version"] != _VERSION:
             raise OtherVersionError(
-                f"{path}: a checkpoint of version {version}, and this library reads {_VERSION}: go on with the "
-                "library that wrote it, or with another folder of checkpoints"
+                f"{path}: a checkpoint of version {content['version']}, and this library reads {_VERSION}: go on with "
+                "the library that wrote it, or with another folder of checkpoints"
             )
-        for name, kind in (("tensors", Tensor), ("rows", TensorRows), ("own", Own)):
-            content[name] = [kind(**item) for item in content[name]]
-        return cls(**content)
+        return cls.of({name: value for name, value in content.items() if name not in ("format", "version")})
+
+
+_LISTS = {"tensors": Tensor, "rows": TensorRows, "own": Own}
 
 
 def checksum(content: dict[str, Any]) -> str:
@@ -167,18 +171,17 @@ def checksum(content: dict[str, Any]) -> str:
 
 
 class Peers:
-    """One thread of every trainer: the main threads, or those that have the communicator ``comm`` for themselves.
+    """One thread of every trainer, which has the communicator for itself.
 
     Attributes:
         rank, size: the number of this trainer, and of all.
         leads: this is the first trainer.
     """
 
-    def __init__(self, world: World, comm: Comm | None = None) -> None:
+    def __init__(self, comm: Comm) -> None:
         """Begin."""
-        self._world = world
-        self._comm: Comm = world.trainers if comm is None else comm
-        self.rank, self.size, self.leads = self._comm.rank, self._comm.size, self._comm.rank == 0
+        self._comm = comm
+        self.rank, self.size, self.leads = comm.rank, comm.size, comm.rank == 0
 
     @collective("trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
@@ -188,42 +191,34 @@ class Peers:
     @collective("trainers")
     def gather(self, doing: str, value: object) -> list[Any]:
         """Return the JSON values of all trainers, in the order of their ranks."""
-        with self._world.meeting(doing):
+        with WAITS.meeting(doing):
             return [json.loads(data) for data in allgather_bytes(self._comm, json.dumps(value).encode())]
 
     @collective("trainers")
-    def share_bytes(self, doing: str, data: bytes) -> bytes:
-        """Return the bytes of the first trainer."""
-        with self._world.meeting(doing):
-            return share_bytes(self._comm, data)
+    def on_first(self, doing: str, call: Callable[[], Any]) -> Any:
+        """Return the JSON value that a call returns on the first trainer, or raise its error, on every trainer."""
+        with self.together(doing):
+            value = call() if self.leads else None
+        return self.gather(doing, value)[0]
 
     @collective("trainers")
-    def share(self, doing: str, value: object) -> Any:
-        """Return the JSON value of the first trainer."""
-        return json.loads(self.share_bytes(doing, json.dumps(value).encode()))
+    def broadcast(self, doing: str, data: Array) -> None:
+        """Give every trainer the bytes (uint8[n]) of the first one, in place."""
+        with WAITS.meeting(doing):
+            for begin in range(0, len(data), _BLOCK):
+                block = data[begin : begin + _BLOCK]
+                block[:] = np.frombuffer(share_bytes(self._comm, block.tobytes() if self.leads else b""), np.uint8)
 
     @collective("trainers")
-    def check_alike(self, doing: str, described: Mapping[str, object], remedy: str = "") -> None:
-        """Raise InvalidArgumentError, on every trainer, if JSON values by place differ; names the place and both."""
-        text = json.dumps(described, sort_keys=True)
-        hashes = self.gather(doing, hashlib.sha256(text.encode()).hexdigest())
-        other = next((k for k, digest in enumerate(hashes) if digest != hashes[0]), None)
-        if other is None:
-            return
-        values = self.gather(doing, described if self.rank in (0, other) else None)
-        one, two = values[0], values[other]
-        place = next(place for place in one | two if one.get(place, "") != two.get(place, ""))
-        here, there = (repr(value[place])[:200] if place in value else "missing" for value in (one, two))
-        raise everywhere(
-            InvalidArgumentError(
-                f"{doing}: the trainers have different state dicts: {place} is {here} on trainer 0, and {there} on "
-                f"trainer {other}{remedy}"
-            )
-        )
+    def check_same(self, doing: str, places: Mapping[str, object], remedy: str = "") -> None:
+        """Raise InvalidArgumentError, on every trainer, if JSON values by place differ; names the places."""
+        texts = {place: json.dumps(value) for place, value in places.items()}
+        with WAITS.meeting(doing):
+            same(self._comm, f"{doing}: the trainers have different state dicts{remedy}", texts, label="trainer")
 
 
-def checkpoints(folder: Path, warn: bool) -> list[tuple[str, str]]:
-    """Return the names and words of all checkpoints in a folder, newest first.
+def checkpoints(folder: Path, warn: bool = False) -> list[tuple[int, str, str]]:
+    """Return the numbers, names and words of all checkpoints in a folder, newest first.
 
     Links to folders count, except where the folder itself is there too. ``warn`` logs damaged manifests, and raises
     OtherVersionError for one of another version; else both are passed over. Raises StorageError if the folder cannot be
@@ -236,21 +231,12 @@ def checkpoints(folder: Path, warn: bool) -> list[tuple[str, str]]:
         except ShardFormatError as error:
             if warn and isinstance(error, OtherVersionError):  # else the job would begin anew
                 raise
-            if warn and not _lacks_manifest(folder / name):
+            if warn and not isinstance(error.__cause__, FileNotFoundError):
                 get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
             continue
         if not os.path.islink(folder / name) or all(word != manifest.word for *_, word in listed):
             listed.append((manifest.number, name, manifest.word))
-    return [(name, word) for _, name, word in sorted(listed, reverse=True)]
-
-
-def newest_number(folder: Path) -> int:
-    """Return the number of the newest checkpoint in a folder, 0 without checkpoints."""
-    newest = 0
-    for name in _names(folder):
-        with suppress(ShardFormatError):
-            newest = max(newest, Manifest.read(folder / name).number)
-    return newest
+    return sorted(listed, reverse=True)
 
 
 def _names(folder: Path) -> list[str]:
@@ -263,44 +249,35 @@ def _names(folder: Path) -> list[str]:
         raise StorageError(f"{folder}: cannot look for checkpoints: {error.strerror}") from error
 
 
-def _lacks_manifest(directory: Path) -> bool:
-    """Return whether a folder certainly has no manifest."""
-    try:
-        os.stat(directory / MANIFEST)
-    except OSError as error:
-        return isinstance(error, FileNotFoundError)
-    return False
-
-
 def _belongs_to_save(name: str, except_word: str = "") -> bool:
     """Return whether a file belongs to a save other than ``except_word``."""
     match = _FILE.fullmatch(name.removeprefix(".").removesuffix(".tmp"))
     return name == _UNFINISHED or (match is not None and match[1] != except_word)
 
 
-def check_vacant(directory: Path) -> None:
-    """Raise InvalidArgumentError if a folder without a checkpoint holds files of others; hidden ones do not count."""
-    try:
-        names = os.listdir(directory)
-    except OSError:  # it does not exist yet, or writing there will raise
-        return
-    own = set(filter(_belongs_to_save, names))
-    foreign = sorted(name for name in names if name not in own and not name.startswith("."))
-    if foreign and not (own and MANIFEST in names):
-        raise InvalidArgumentError(
-            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own, or say "
-            "overwrite=True"
-        )
+def check_vacant(directory: Path, overwrite: bool) -> None:
+    """Check that a save may write into a folder.
 
-
-def check_version(directory: Path) -> None:
-    """Raise OtherVersionError if a folder holds a checkpoint of another version, which a save would replace."""
+    Raises:
+        OtherVersionError: it holds a checkpoint of another version, which the save would replace.
+        InvalidArgumentError: without ``overwrite``: it holds files of others, and no checkpoint. Hidden files do not
+            count.
+    """
     try:
         Manifest.read(directory)
     except OtherVersionError:
         raise
     except ShardFormatError:
-        pass
+        names = set(os.listdir(directory)) if directory.is_dir() else set()
+    else:
+        return
+    own = set(filter(_belongs_to_save, names))
+    foreign = sorted(name for name in names - own if not name.startswith("."))
+    if foreign and not overwrite and not (own and MANIFEST in names):
+        raise InvalidArgumentError(
+            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own, or say "
+            "overwrite=True"
+        )
 
 
 def remove_other_saves(directory: Path, word: str) -> None:
@@ -314,19 +291,17 @@ def remove_other_saves(directory: Path, word: str) -> None:
 
 def remove_checkpoints(directory: Path, names: list[str]) -> None:
     """Remove checkpoints by name beside ``directory``, and unfinished saves; links, and files of others, stay."""
-    folder = directory.parent
-    unfinished = [name for name in _names(folder) if _lacks_manifest(folder / name)]
-    for name in names + unfinished:
-        if name == directory.name or os.path.islink(folder / name):
+    for path in (directory.parent / name for name in _names(directory.parent)):
+        if path.name == directory.name or path.is_symlink():
             continue
         with suppress(OSError):
-            inside = os.listdir(folder / name)
-            if MANIFEST in inside:  # first: without it the rest is no checkpoint
-                (folder / name / MANIFEST).unlink()
-            elif not any(map(_belongs_to_save, inside)):
+            inside = os.listdir(path)
+            if MANIFEST in inside and path.name in names:
+                (path / MANIFEST).unlink()  # first: without it the rest is no checkpoint
+            elif MANIFEST in inside or not any(map(_belongs_to_save, inside)):
                 continue
-            remove_other_saves(folder / name, "")
-            (folder / name).rmdir()
+            remove_other_saves(path, "")
+            path.rmdir()
 
 
 class Writer:
@@ -379,6 +354,11 @@ class Writer:
             _lock(file, folder)
             self._claim(file, folder)
             yield
+
+    def check(self, folder: Path) -> None:
+        """Raise StorageError if :meth:`holding` would."""
+        with self.holding(folder):
+            pass
 
     def _claim(self, file: FileIO, folder: Path) -> None:
         record = _read(file)

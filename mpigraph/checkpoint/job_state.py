@@ -1,5 +1,6 @@
 """The state of a job in every checkpoint: draws outside loaders, epochs of loaders, torch's generators."""
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,6 @@ from mpigraph.errors import check_state
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.log import get_logger
 from mpigraph.session.context import OfTrainer, Session
-
-_KEYS, _PLACE, _WORDS = 624, 3, 625  # numbers in a state of numpy's generator, and of Python's, before its last
 
 
 def of_job(session: Session) -> dict[str, Any]:
@@ -67,12 +66,10 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the generators, as numbers that float64 holds exactly."""
-        state: Any = np.random.get_state(legacy=True)  # noqa: NPY002 - what the user draws from
-        _, keys, *place = state
-        _, words, gauss = random.getstate()
-        numbers = [*keys.tolist(), *place, *words, float("nan") if gauss is None else gauss]
-        return {"numbers": OfTrainer(torch.tensor(numbers, dtype=torch.float64))}
+        """Return the states of the generators, as JSON."""
+        states = np.random.get_state(legacy=True), random.getstate()  # noqa: NPY002 - what the user draws from
+        text = json.dumps(states, default=np.ndarray.tolist).encode()
+        return {"text": OfTrainer(torch.tensor([*text], dtype=torch.uint8))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`; nothing changes on another number of trainers.
@@ -80,12 +77,11 @@ class RandomState:
         Raises:
             InvalidArgumentError: the state is not one of :meth:`state_dict`.
         """
-        check_state("RandomState", state_dict, {"numbers": OfTrainer})
-        numbers = state_dict["numbers"].rows.tolist()
-        if len(numbers) != _KEYS + _PLACE + _WORDS + 1:
+        check_state("RandomState", state_dict, {"text": OfTrainer})
+        try:
+            (name, keys, *place), (version, words, gauss) = json.loads(bytes(state_dict["text"].rows.tolist()))
+        except ValueError:  # one trainer's text was divided, or follows another's
             get_logger().warning("the generators of numpy and random stay as they are: the number of trainers differs")
             return
-        keys, (used, has_gauss, cached) = numbers[:_KEYS], numbers[_KEYS : _KEYS + _PLACE]
-        *words, gauss = numbers[_KEYS + _PLACE :]
-        np.random.set_state(("MT19937", np.array(keys, np.uint32), int(used), int(has_gauss), cached))  # noqa: NPY002
-        random.setstate((3, tuple(map(int, words)), None if gauss != gauss else gauss))
+        np.random.set_state((name, np.array(keys, np.uint32), *place))  # noqa: NPY002
+        random.setstate((version, tuple(words), gauss))

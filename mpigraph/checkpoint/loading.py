@@ -1,8 +1,9 @@
 """Reading a checkpoint on any number of trainers: shared tensors by the first one, each row by its new owner."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,11 @@ import numpy as np
 import torch
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
-from mpigraph.arrays import Array
-from mpigraph.checkpoint import folder
-from mpigraph.checkpoint.folder import GRAPH, MANIFEST, TENSORS, Manifest, Peers, TensorRows
+from mpigraph.checkpoint.folder import GRAPH, TENSORS, Manifest, Peers, TensorRows
 from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, LoadRequest
+from mpigraph.checkpoint.state_tree import Decoder, LoadedObject
 from mpigraph.collective import collective
-from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
+from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
@@ -26,8 +25,6 @@ from mpigraph.session.control import Operation
 from mpigraph.storage.files import NewFile
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, read_chunks
-
-_BLOCK = 64 << 20  # bytes of tensors that the first trainer gives to the others at a time
 
 
 def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
@@ -44,65 +41,26 @@ def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
 @collective("trainers")
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
     """Return the manifest of a checkpoint, which the first trainer reads. Raises ShardFormatError on every trainer."""
-    with peers.together(doing):
-        text = Manifest.read(directory).to_text() if peers.leads else ""
-    return Manifest.parse(peers.share(doing, text), directory / MANIFEST)
+    return Manifest.of(peers.on_first(doing, lambda: Manifest.read(directory).content()))
 
 
-class CheckpointFiles:
-    """The files of a checkpoint that this trainer reads, each opened once; a context manager."""
+@contextmanager
+def opened(manifest: Manifest, directory: Path) -> Iterator[Callable[[int], ShardReader]]:
+    """Yield a function from a trainer to the file that it wrote; each is opened once, and closed at the end.
 
-    def __init__(self, manifest: Manifest, directory: Path) -> None:
-        self.manifest = manifest
-        self._directory = directory
-        self._open: dict[int, ShardReader] = {}
-        self._stack = ExitStack()
+    The function raises ShardFormatError if the file is missing, damaged or of another save.
+    """
+    with ExitStack() as stack:
 
-    def open(self, trainer: int) -> ShardReader:
-        """Open the file of a trainer. Raises ShardFormatError if it is missing, damaged or of another save."""
-        if trainer not in self._open:
-            path = self._directory / self.manifest.file(trainer)
+        @cache
+        def file(trainer: int) -> ShardReader:
+            path = directory / manifest.file(trainer)
             if not path.exists():
                 node = os.uname().nodename
                 raise ShardFormatError(f"{path}: file is missing on node {node}: all trainers must see one folder")
-            reader = ShardReader(path, GRAPH, trainer, self.manifest.word)
-            self._open[trainer] = self._stack.enter_context(reader)
-        return self._open[trainer]
+            return stack.enter_context(ShardReader(path, GRAPH, trainer, manifest.word))
 
-    def read_tensors(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Fill tensors that are the same on every trainer, by number. Raises ShardFormatError."""
-        ends = self.manifest.ends()
-        wanted = [(int(ends[number]), byte_view(tensors[number])) for number in sorted(tensors)]
-        if not wanted:
-            return
-        first, last = wanted[0][0], wanted[-1][0] + len(wanted[-1][1])
-        for begin, rows in read_chunks(self.open(0), TENSORS, first, last):
-            for place, data in wanted:
-                low, high = max(place, begin), min(place + len(data), begin + len(rows))
-                if low < high:
-                    data[low - place : high - place] = rows[low - begin : high - begin]
-
-    def __enter__(self) -> "CheckpointFiles":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-
-def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
-    def memory(number: int) -> torch.Tensor:
-        tensor = manifest.tensors[number]
-        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-
-    return memory
-
-
-@collective("trainers")
-def newest_first(peers: Peers, around: Path, doing: str, warn: bool = False) -> list[tuple[str, str]]:
-    """Return :func:`.checkpoints` of a folder on every trainer. Raises StorageError if it cannot be read."""
-    with peers.together(doing):
-        listed = folder.checkpoints(around, warn) if peers.leads else []
-    return [(name, word) for name, word in peers.share(doing, listed)]
+        yield file
 
 
 @collective("trainers")
@@ -131,9 +89,9 @@ def _verify(peers: Peers, manifest: Manifest, directory: Path, doing: str, pause
 
     Raises ShardFormatError, on every trainer, if one is missing or damaged.
     """
-    with CheckpointFiles(manifest, directory) as files, peers.together(doing):
+    with opened(manifest, directory) as file, peers.together(doing):
         for k in range(peers.rank, manifest.trainers, peers.size):
-            shard = files.open(k)
+            shard = file(k)
             for name in shard.names():
                 for _ in read_chunks(shard, name):
                     pause()
@@ -143,33 +101,37 @@ def _verify(peers: Peers, manifest: Manifest, directory: Path, doing: str, pause
 def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     """Load a checkpoint into the values of a state dict; see :func:`mpigraph.checkpoint.load`."""
     doing = f"loading the checkpoint {str(directory)!r}"
-    peers = Peers(session.world)
+    peers = Peers(session.world.trainers)
     manifest = find_manifest(peers, directory, doing)
-
-    decoder = Decoder(_memory_of(manifest), f"the checkpoint {str(directory)!r}")
-    plan = decoder.wanted
-    with peers.together(doing):
-        decoder.update(state_dict, manifest.state)
-        job: dict[str, Any] = decoder.decode(manifest.job)
-        for number, tensor in plan.rows:
-            _check_rows(manifest.rows[number], tensor)
-    peers.check_alike(doing, plan.places)
-    with CheckpointFiles(manifest, directory) as files:
-        _read_tensors(peers, files, plan, doing)
+    with opened(manifest, directory) as file:
+        data = np.empty(int(manifest.ends()[-1]), np.uint8)
         with peers.together(doing):
-            _read_own(peers, files, plan)
+            if peers.leads:
+                file(0).read_into(TENSORS, data)
+        peers.broadcast(doing, data)
+        plan = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}")
+        with peers.together(doing):
+            plan.update(state_dict, manifest.state)
+            job: dict[str, Any] = plan.decode(manifest.job, "the state of the job")
+            for number, tensor in plan.rows:
+                _check_rows(manifest.rows[number], tensor)
+        peers.check_same(doing, plan.places)
+        with peers.together(doing):
+            _read_own(peers, manifest, file, plan)
         with peers.together(doing):
             for loaded in plan.objects:
                 loaded.check()
         _load_or_restore(peers, [loaded for loaded in plan.objects if not loaded.waits_for_rows], doing)
         with peers.together(doing):
             for number, tensor in plan.rows:
-                _read_rows(files, number, tensor)
+                _read_rows(manifest.rows[number], f"rows/{number}", file, tensor)
     for _, tensor in plan.rows:
         tensor.rows.window.sync()
         tensor.rows.note_write()  # on every trainer: cached copies of remote rows are old
     session.control.call(Operation.BARRIER)  # drops data derived from rows, such as tables of edge weights
     with peers.together(doing):
+        if peers.leads:
+            get_logger().warning("resumes from checkpoint %s", directory)
         load_job(session, job)
         for put in plan.put:
             put()
@@ -208,53 +170,17 @@ def _check_rows(saved: TensorRows, tensor: DistTensor) -> None:
         )
 
 
-@collective("trainers")
-def _read_tensors(peers: Peers, files: CheckpointFiles, plan: LoadRequest, doing: str) -> None:
-    """Read dense tensors on the first trainer, which sends them to the others."""
-    with peers.together(doing):
-        if peers.leads:
-            files.read_tensors(plan.tensors)
-    if peers.size > 1:
-        for pieces in blocks((byte_view(plan.tensors[number]) for number in sorted(plan.tensors)), _BLOCK):
-            data = peers.share_bytes(doing, b"".join(piece.data for piece in pieces) if peers.leads else b"")
-            begin = 0
-            for piece in pieces:
-                piece[:] = np.frombuffer(data, np.uint8, len(piece), begin)
-                begin += len(piece)
-
-
-def blocks(arrays: Iterable[Array], nbytes: int) -> Iterator[list[Array]]:
-    """Yield pieces of arrays of bytes, in order, about a block of ``nbytes`` at a time."""
-    pieces: list[Array] = []
-    size = 0
-    for array in arrays:
-        for begin in range(0, len(array), nbytes):
-            pieces.append(array[begin : begin + nbytes])
-            size += len(pieces[-1])
-            if size >= nbytes:
-                yield pieces
-                pieces = []
-                size = 0
-    if pieces:
-        yield pieces
-
-
-def byte_view(tensor: torch.Tensor) -> Array:
-    """Return the memory of a contiguous tensor on the CPU as stored bytes, uint8[n]."""
-    return to_storage(tensor.reshape(-1), dtype_name(tensor.dtype)).view(np.uint8)
-
-
-def _read_own(peers: Peers, files: CheckpointFiles, plan: LoadRequest) -> None:
+def _read_own(peers: Peers, manifest: Manifest, file: Callable[[int], ShardReader], plan: Decoder) -> None:
     """Read this trainer's OfTrainer rows; on another number of trainers, an even share of all rows."""
     for number, rows_of in plan.own.items():
-        own = files.manifest.own[number]
+        own = manifest.own[number]
         ends = np.cumsum([0, *own.lengths])
         first, last = share(ends, peers.rank, peers.size)
         rows = np.empty((last - first, *own.row_shape), storage_dtype(own.dtype))
-        for k in range(files.manifest.trainers):
+        for k in range(manifest.trainers):
             begin, end = max(first, int(ends[k])), min(last, int(ends[k + 1]))
             if begin < end:
-                files.open(k).read_into(f"own/{number}", rows[begin - first : end - first], begin - int(ends[k]))
+                file(k).read_into(f"own/{number}", rows[begin - first : end - first], begin - int(ends[k]))
         rows_of.append(to_torch(rows, own.dtype))
 
 
@@ -266,9 +192,9 @@ def share(ends: "np.ndarray[Any, Any]", rank: int, trainers: int) -> tuple[int, 
     return total * rank // trainers, total * (rank + 1) // trainers
 
 
-def _read_rows(files: CheckpointFiles, number: int, tensor: DistTensor) -> None:
+def _read_rows(saved: TensorRows, name: str, file: Callable[[int], ShardReader], tensor: DistTensor) -> None:
     """Read the rows that this trainer owns into the shared memory of its node."""
-    for file, ranges in enumerate(files.manifest.rows[number].ranges):
+    for trainer, ranges in enumerate(saved.ranges):
         for place, (first, last) in enumerate(ranges):
             for owned in tensor.owned():
                 begin, end = max(first, owned.first), min(last, owned.last)
@@ -276,7 +202,7 @@ def _read_rows(files: CheckpointFiles, number: int, tensor: DistTensor) -> None:
                     at = owned.rows.start + begin - owned.first
                     with tensor.rows.writing(owned.host) as segment:
                         rows = segment[at : at + end - begin]
-                        files.open(file).read_into(f"rows/{number}/{place}", rows, begin - first)
+                        file(trainer).read_into(f"{name}/{place}", rows, begin - first)
 
 
 def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model") -> None:
@@ -299,11 +225,16 @@ def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], 
     """
     directory = as_directory(checkpoint_id)
     manifest = Manifest.read(directory)
-    decoder = Decoder(_memory_of(manifest), f"the checkpoint {str(directory)!r}", arrays=False)
-    value: Any = decoder.value(manifest.state, name)
-    with CheckpointFiles(manifest, directory) as files:
-        files.read_tensors(decoder.wanted.tensors)
-    if decoder.wanted.own:
+    data = np.empty(int(manifest.ends()[-1]), np.uint8)
+    with opened(manifest, directory) as file:
+        file(0).read_into(TENSORS, data)
+    decoder = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}", arrays=False)
+    state: dict[str, Any] = {name: None}
+    decoder.update(state, manifest.state)
+    for put in decoder.put:
+        put()
+    value = state[name]
+    if decoder.own:
         raise InvalidArgumentError(
             f"{name!r} of the checkpoint {str(directory)!r} differs between trainers (it has OfTrainer)"
         )

@@ -6,7 +6,7 @@ JSON values stand for themselves. Everything else is an object with one key that
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,6 +53,7 @@ class Leaves:
     rows: list[DistTensor] = field(default_factory=list)
     own: list[OfTrainer] = field(default_factory=list)
     places: dict[str, object] = field(default_factory=dict)  # what is at each place of the state dict, to compare
+    rows_at: dict[str, DistTensor] = field(default_factory=dict)  # by place
 
     def add(self, kind: str, items: list[Any], item: Any, where: str, text: str) -> Tree:
         """Add a tensor, and return its tree."""
@@ -88,6 +89,7 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
     if isinstance(value, torch.device):
         return leaves.note(where, {"device": str(value)})
     if isinstance(value, DistTensor):
+        leaves.rows_at[where] = value
         return leaves.add("rows", leaves.rows, value, where, f" {value.name} {value.rows.stored}{list(value.shape)}")
     if isinstance(value, OfTrainer):
         return leaves.add("own", leaves.own, value, where, "")
@@ -145,29 +147,29 @@ def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
         raise InvalidArgumentError(f"{where}: {error}") from None
 
 
-@dataclass
-class LoadRequest:
-    """The values of a checkpoint that a state dict asks for; the reader reads them, then they are applied."""
-
-    tensors: dict[int, torch.Tensor] = field(default_factory=dict)  # memory on the CPU to read into, by number
-    rows: list[tuple[int, DistTensor]] = field(default_factory=list)  # their number, and the tensor to overwrite
-    own: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by number, a list that gets the rows
-    put: list[Callable[[], object]] = field(default_factory=list)  # called last, to assign the values
-    objects: list["LoadedObject"] = field(default_factory=list)
-    places: dict[str, str] = field(default_factory=dict)  # what is wanted at each place of the state dict
-
-
 class Decoder:
-    """Turns trees into values: ``memory(number)`` is that for a tensor, ``what`` names the checkpoint in errors.
+    """Turns trees into values: ``tensor(number)`` returns a tensor, ``what`` names the checkpoint in errors.
 
-    Without ``arrays``, numpy arrays become tensors.
+    Without ``arrays``, numpy arrays become tensors. It collects what is to be read, and assigned afterwards.
+
+    Attributes:
+        rows: numbers of DistTensors, and the tensors to overwrite.
+        own: by the number of an OfTrainer, a list that gets its rows.
+        put: called last, to assign the values.
+        objects: those that get a state.
+        places: what is wanted at each place of the state dict.
     """
 
-    def __init__(self, memory: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
-        self._memory = memory
+    def __init__(self, tensor: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
+        self._tensor = tensor
         self._what = what
         self._arrays = arrays
-        self.wanted = LoadRequest()
+        self._rows_at: dict[str, DistTensor] = {}
+        self.rows: list[tuple[int, DistTensor]] = []
+        self.own: dict[int, list[torch.Tensor]] = {}
+        self.put: list[Callable[[], object]] = []
+        self.objects: list[LoadedObject] = []
+        self.places: dict[str, str] = {}
 
     def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
         """Ask for all values of a state dict; they are assigned once they are read.
@@ -182,131 +184,107 @@ class Decoder:
             inside = f"{where}[{key!r}]"
             if key not in saved:
                 raise InvalidArgumentError(f"{self._what} has no {inside} (it has {', '.join(map(repr, saved))})")
-            self.wanted.put.append(partial(target.__setitem__, key, self._ask(value, saved[key], inside)))
+            self.put.append(partial(target.__setitem__, key, self._ask(value, saved[key], inside)))
 
     def _ask(self, value: Any, tree: Tree, where: str) -> Any:
         """Ask for a value; return its replacement, the value itself if it is overwritten in place."""
-        kinds = (kind.__name__ for kind in (DistTensor, OfTrainer, Stateful) if isinstance(value, kind))
-        self.wanted.places[where] = next(kinds, "a value")
-        for kind, tag in ((DistTensor, "rows"), (OfTrainer, "own")):
-            if isinstance(value, kind):
-                self._check(tree, tag, where)
-                return self._decode(tree, value, where)
-        if isinstance(value, torch.Tensor):
-            self._check(tree, "tensor", where)
+        kinds = {DistTensor: "rows", OfTrainer: "own", torch.Tensor: "tensor", Stateful: "object"}
+        kind = next((kind for kind in kinds if isinstance(value, kind)), None)
+        self.places[where] = kind.__name__ if kind else "a value"
+        if kind and (not isinstance(tree, dict) or kinds[kind] not in tree):
+            raise self._other(where)
+        if kind is DistTensor:
+            self.rows.append((tree["rows"], value))
+            return value
+        if kind is torch.Tensor:
             read = self._tensor(tree["tensor"])
             if (read.shape, read.dtype) != (value.shape, value.dtype):
                 raise InvalidArgumentError(
                     f"{self._what}: {where} is {tuple(read.shape)} {read.dtype} there, and {tuple(value.shape)} "
                     f"{value.dtype} here"
                 )
-            self.wanted.put.append(lambda: value.detach().copy_(read))
+            self.put.append(lambda: value.detach().copy_(read))
+            return value
+        if kind is Stateful:
+            there, here = tree.get("class"), _compared_class(value)
+            if there and here and there != here:
+                raise InvalidArgumentError(f"{self._what}: {where} is a {there} there, and a {here} here")
+            has_rows = _holds_rows(tree)
+            if has_rows:
+                self._rows_at |= _rows_in(value, where)
+            state = self.decode(tree["object"], where)
+            self.objects.append(LoadedObject(value, state, f"{self._what}: {where}", has_rows))
             return value
         if type(value) in _MAPPINGS.values():
             self.update(value, tree, where)
             return value
-        if isinstance(value, Stateful):
-            self._check(tree, "object", where)
-            there, here = tree.get("class"), _compared_class(value)
-            if there and here and there != here:
-                raise InvalidArgumentError(f"{self._what}: {where} is a {there} there, and a {here} here")
-            rows = len(self.wanted.rows)
-            state = self._decode(tree["object"], _Once(value), where)
-            loaded = LoadedObject(value, state, f"{self._what}: {where}", len(self.wanted.rows) > rows)
-            self.wanted.objects.append(loaded)
-            return value
         if isinstance(value, list | tuple) and _is_overwritten(value):
             return self._ask_each(value, tree, where)
-        return self._decode(tree, value, where)
+        return self.decode(tree, where)
 
     def _ask_each(self, value: list[Any] | tuple[Any, ...], tree: Tree, where: str) -> Any:
-        if isinstance(value, tuple):
-            self._check(tree, "tuple", where)
-            tree = tree["tuple"]
-        if not isinstance(tree, list):
-            raise InvalidArgumentError(f"{self._what}: {where} is something else there")
-        if len(tree) != len(value):
-            raise InvalidArgumentError(f"{self._what}: {where} has {len(tree)} items there, and {len(value)} here")
-        new = [self._ask(item, tree[i], f"{where}[{i}]") for i, item in enumerate(value)]
+        saved = tree.get("tuple") if isinstance(tree, dict) else tree
+        if not isinstance(saved, list) or isinstance(tree, dict) != isinstance(value, tuple):
+            raise self._other(where)
+        if len(saved) != len(value):
+            raise InvalidArgumentError(f"{self._what}: {where} has {len(saved)} items there, and {len(value)} here")
+        new = [self._ask(item, saved[i], f"{where}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, tuple):
             return tuple(new)
-        self.wanted.put.append(partial(value.__setitem__, slice(None), new))
+        self.put.append(partial(value.__setitem__, slice(None), new))
         return value
 
-    def _check(self, tree: Tree, tag: str, where: str) -> None:
-        if not isinstance(tree, dict) or tag not in tree:
-            raise InvalidArgumentError(f"{self._what}: {where} is something else there")
+    def _other(self, where: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self._what}: {where} is something else there")
 
     def _items(self, tree: Tree, where: str) -> dict[Any, Tree]:
         for name in _MAPPINGS:
             if isinstance(tree, dict) and name in tree:
-                return {self._decode(key, None, where): item for key, item in tree[name]}
+                return {self.decode(key, where): item for key, item in tree[name]}
         raise InvalidArgumentError(f"{self._what}: {where} is no dict there")
 
-    def _tensor(self, number: int) -> torch.Tensor:
-        if number not in self.wanted.tensors:
-            self.wanted.tensors[number] = self._memory(number)
-        return self.wanted.tensors[number]
+    def decode(self, tree: Tree, where: str) -> Any:
+        """Return the value of a tree, whose place in the state dict is ``where``."""
+        match tree:
+            case list():
+                return [self.decode(item, f"{where}[{i}]") for i, item in enumerate(tree)]
+            case {"tuple": items}:
+                return tuple(self.decode(items, where))
+            case {"float": text}:
+                return float(text)
+            case {"tensor": number}:
+                return self._tensor(number)
+            case {"array": number}:
+                return self._tensor(number).numpy() if self._arrays else self._tensor(number)
+            case {"dtype": name}:
+                return getattr(torch, name)
+            case {"device": name}:
+                return torch.device(name)
+            case {"own": number}:
+                rows = self.own.setdefault(number, [])
+                return OfTrainer(lambda: rows[0])
+            case {"object": state}:
+                return self.decode(state, where)
+            case {"rows": number}:
+                if where not in self._rows_at:
+                    raise InvalidArgumentError(
+                        f"{self._what}: {where} holds rows of a DistTensor, and is no DistTensor here (those here are "
+                        f"{', '.join(self._rows_at) or 'none'})"
+                    )
+                self.rows.append((number, self._rows_at[where]))
+                return self._rows_at[where]
+            case dict():
+                return self._decode_dict(tree, where)
+        return tree
 
-    def value(self, tree: Tree, key: str) -> Any:
-        """Return one value of a state dict. Raises InvalidArgumentError if the checkpoint has no such key."""
-        saved = self._items(tree, "state_dict")
-        if key not in saved:
-            raise InvalidArgumentError(f"{self._what} has no {key!r} (it has {', '.join(map(repr, saved))})")
-        return self._decode(saved[key], None, f"state_dict[{key!r}]")
-
-    def decode(self, tree: Tree) -> Any:
-        """Return the value of the job's tree."""
-        return self._decode(tree, None, "the state of the job")
-
-    def _decode(self, tree: Tree, here: Any, where: str) -> Any:
-        """Return the value of a tree; ``here`` is the present value at the same place of the state dict."""
-        if not isinstance(tree, dict):
-            if not isinstance(tree, list):
-                return tree
-            return [self._decode(item, _at(here, i), f"{where}[{i}]") for i, item in enumerate(tree)]
-        if "tuple" in tree:
-            return tuple(self._decode(item, _at(here, i), f"{where}[{i}]") for i, item in enumerate(tree["tuple"]))
-        if "float" in tree:
-            return float(tree["float"])
-        if "tensor" in tree:
-            return self._tensor(tree["tensor"])
-        if "array" in tree:
-            tensor = self._tensor(tree["array"])
-            return tensor.numpy() if self._arrays else tensor
-        if "dtype" in tree:
-            return getattr(torch, tree["dtype"])
-        if "device" in tree:
-            return torch.device(tree["device"])
-        if "own" in tree:
-            rows = self.wanted.own.setdefault(tree["own"], [])
-            return OfTrainer(lambda: rows[0])
-        if "object" in tree:
-            return self._decode(tree["object"], _Once(here) if isinstance(here, Stateful) else here, where)
-        if "rows" in tree:
-            target = here.value if isinstance(here, _Once) else here
-            if not isinstance(target, DistTensor):
-                raise InvalidArgumentError(
-                    f"{self._what}: {where} holds rows of a DistTensor, and is no DistTensor here"
-                )
-            self.wanted.rows.append((tree["rows"], target))
-            return target
-        return self._decode_dict(tree, here, where)
-
-    def _decode_dict(self, tree: Tree, here: Any, where: str) -> Any:
+    def _decode_dict(self, tree: dict[str, Any], where: str) -> Any:
         (name,) = _MAPPINGS.keys() & tree.keys()
         value = _MAPPINGS[name]()
         for key, item in tree[name]:
-            key = self._decode(key, None, where)
-            if isinstance(here, Mapping | _Once) and _holds_rows(item) and _at(here, key) is None:
-                names = here.value if isinstance(here, _Once) else here
-                raise InvalidArgumentError(
-                    f"{self._what}: {where} has {key!r} with rows of a DistTensor there, and no {key!r} here (it has "
-                    f"{', '.join(map(repr, names)) or 'nothing'})"
-                )
-            value[key] = self._decode(item, _at(here, key), f"{where}[{key!r}]")
+            key = self.decode(key, where)
+            value[key] = self.decode(item, f"{where}[{key!r}]")
         if "metadata" in tree:
-            value._metadata = self._decode(tree["metadata"], None, where)  # type: ignore[attr-defined]
+            value._metadata = self.decode(tree["metadata"], where)  # type: ignore[attr-defined]
         return value
 
 
@@ -319,30 +297,12 @@ def _is_overwritten(value: Any) -> bool:
     return isinstance(value, torch.Tensor | OfTrainer | Stateful)
 
 
-class _Once:
-    """The present state of an object, computed when it is first needed."""
-
-    def __init__(self, of: Stateful) -> None:
-        self._of = of
-        self._value: Any = None
-
-    @property
-    def value(self) -> Any:
-        if self._value is None:
-            self._value = {}
-            with suppress(Exception):  # an object may not be ready to give its state, and then has no rows
-                self._value = self._of.state_dict()
-        return self._value
-
-
-def _at(here: Any, key: Any) -> Any:
-    """Return the item of ``here`` at a key; None if there is no such item."""
-    here = here.value if isinstance(here, _Once) else here
-    if isinstance(here, Mapping):
-        return here.get(key)
-    if isinstance(here, list | tuple) and isinstance(key, int) and key < len(here):
-        return here[key]
-    return None
+def _rows_in(value: Stateful, where: str) -> dict[str, DistTensor]:
+    """Return the DistTensors in the present state of an object, by their place in the state dict."""
+    leaves = Leaves()
+    with suppress(Exception):  # an object may not be ready to give its state, and then has none
+        encode(value, leaves, where)
+    return leaves.rows_at
 
 
 def _compared_class(value: Stateful) -> str | None:
@@ -380,8 +340,15 @@ class LoadedObject:
 
     def copied_state(self) -> Any:
         """Return a copy of the present state, on the CPU; None if the object gives none."""
+        leaves = Leaves()
         with suppress(Exception):  # an object may not be ready to give its state
-            return _copied(self.target.state_dict())
+            tree = encode(self.target.state_dict(), leaves)
+            copies = [tensor.to("cpu", copy=True) for tensor in leaves.tensors]
+            decoder = Decoder(copies.__getitem__, self.where)
+            state = decoder.decode(tree, self.where)
+            for number, rows in decoder.own.items():
+                rows.append(leaves.own[number].rows)
+            return state
         return None
 
     def _call(self, method: Callable[[dict[str, Any]], object]) -> None:
@@ -391,18 +358,3 @@ class LoadedObject:
             if isinstance(error, InvalidArgumentError):
                 raise
             raise InvalidArgumentError(f"{self.where} does not fit: {error}") from error
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    if type(value) in _MAPPINGS.values():
-        copy = type(value)((key, _copied(item)) for key, item in value.items())
-        if hasattr(value, "_metadata"):
-            copy._metadata = value._metadata
-        return copy
-    return value

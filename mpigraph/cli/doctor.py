@@ -1,6 +1,5 @@
 """``doctor`` says before the first job whether one can run on these nodes, ``report`` after a job why it was slow."""
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
+from mpigraph.cli.grammar import Doctor, Report
+from mpigraph.cli.main import show
 from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import launch, launcher_rank
@@ -27,37 +28,33 @@ _ROW_BYTES = 400
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register both commands."""
-    _add_report(commands)
-    parser = commands.add_parser(
-        "doctor",
-        help="say whether a job can run on these nodes",
-        description="Start it as a job is started. Prints what the ranks find, tries how rows and neighbours travel, "
-        "and exits with 0 if a job can run, else with 1 and the reason. Takes seconds, a minute to compile kernels.",
-    )
-    parser.add_argument("--num_servers", type=int, metavar="N", help="servers on each node (MPIGRAPH_NUM_SERVERS)")
-    parser.set_defaults(run=lambda arguments: run(arguments.num_servers))
-
-
 @collective("comm")
-def run(num_servers: int | None = None, comm: Any = None) -> int:
-    """Print what a job would find with ``num_servers`` on each node; return 0 if it can run, else 1.
+def doctor(options: Doctor, comm: Any = None) -> int:
+    """Print what a job would find with ``options.servers`` on each node; return 0 if it can run, else 1.
 
     ``comm`` are the ranks that take part, all by default.
     """
     import torch  # noqa: F401 - its version is compared, too
 
     first = (launcher_rank() if comm is None else comm.rank) == 0
+    findings: dict[str, str] = {}
+    error = ""
+    speaks = first
     try:
-        with working_world("doctor", comm, num_servers) as world:
+        with working_world("doctor", comm, options.servers) as world:
             for name, text in _findings(world):
-                print(f"{name:<24}{text}\n" if first else "", end="", flush=True)
-    except MPIGraphError as error:
-        print(f"A job cannot run here: {error}\n" if first or not error.everywhere else "", end="", flush=True)
-        return 1
-    print("A job can run here.\n" if first else "", end="", flush=True)
-    return 0
+                findings[name] = text
+                if first and not options.json:
+                    print(f"{name:<24}{text}", flush=True)
+    except MPIGraphError as failure:
+        error = str(failure)
+        speaks = first or not failure.everywhere
+    if speaks:
+        show(
+            {"can_run": not error, "error": error, "findings": findings},
+            "" if options.json else f"A job cannot run here: {error}" if error else "A job can run here.",
+        )
+    return 1 if error else 0
 
 
 @collective("world.comm")
@@ -157,21 +154,12 @@ def _seconds(work: Callable[[], object]) -> float:
     return float(np.median(spent))
 
 
-def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "report",
-        help="say why a job was slow, from the report that it wrote",
-        description="Write DIR/report.html again from the summary beside it and print the verdict: the rank or stage "
-        "that makes the job slow.",
-    )
-    parser.add_argument("folder", metavar="DIR", help="the folder of a report (MPIGRAPH_REPORT, mg.report)")
-    parser.set_defaults(run=_show_report)
-
-
-def _show_report(arguments: argparse.Namespace) -> int:
-    folder = Path(arguments.folder)
+def report(options: Report) -> int:
+    """Write the page of a report again and print its verdict; return the exit status."""
+    folder = Path(options.folder)
     summary = read(folder)
-    print(judge(summary).text)
+    verdict = judge(summary)
     write_page(folder, summary)
-    print(folder / "report.html")
+    page = str(folder / "report.html")
+    show(verdict._asdict() | {"page": page}, "" if options.json else f"{verdict.text}\n{page}")
     return 0

@@ -1,16 +1,14 @@
 """``python -m mpigraph info``: describe a partitioned graph and the load of its parts; ``verify``: check its files."""
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.cli.main import printable, table
+from mpigraph.cli.grammar import Info, Verify
+from mpigraph.cli.main import fail, printable, show, table
 from mpigraph.cli.ranks import progress_of, read_config, working_ranks
 from mpigraph.collective import collective
 from mpigraph.memory import in_units
@@ -21,29 +19,8 @@ from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory, memory_by_tensor
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register both commands."""
-    _add_info(commands)
-    _add_verify(commands)
-
-
-def _add_info(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "info",
-        help="show counts, edge cut, balance, halo and memory of a partitioned graph",
-        description="Show types and features of a partitioned graph, the edge cut and the balance, and for each part "
-        "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
-        "memory that a host of this part needs for topology and features; last the memory that topology and each "
-        "feature take on a host where there are 1, 2, 4, ... of them. Reads all edges; under srun or mpiexec the "
-        "ranks divide the parts.",
-    )
-    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
-    parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
-    parser.set_defaults(run=lambda arguments: run(arguments.part_config, arguments.json))
-
-
 @collective("comm")
-def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
+def info(options: Info, comm: Any = None) -> int:
     """Print a description of a partitioned graph, as tables or JSON; return the exit status.
 
     ``comm`` are the ranks that take part; by default those that a launcher started with this process.
@@ -51,10 +28,10 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
     Raises MPIGraphError: a file is missing, damaged or of another graph; on every rank.
     """
     with working_ranks("info", comm) as exchange:
-        config = read_config(exchange, part_config)
+        config = read_config(exchange, options.part_config)
         content = _collect(exchange, config)
         if exchange.rank == 0:
-            print(json.dumps(content, indent=2) if as_json else _as_text(content), flush=True)
+            show(content, "" if options.json else _as_text(content))
     return 0
 
 
@@ -64,13 +41,13 @@ def _collect(exchange: Exchange, config: PartConfig) -> dict[str, Any]:
     with exchange.together(f"reading the parts of {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         memory = host_memory(config, config.book).tolist()
-        with PartFiles(config) as files, progress_of(exchange) as show:
+        with PartFiles(config) as files, progress_of(exchange) as told:
             for done, part in enumerate(own_parts):
-                show("read parts", done, len(own_parts))
+                told("read parts", done, len(own_parts))
                 parts.append(_part(files, part) | {"host_memory": memory[part]})
-            show("read parts", len(own_parts), len(own_parts))
-    gathered = exchange.gather_bytes(json.dumps(parts).encode())
-    all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
+            told("read parts", len(own_parts), len(own_parts))
+    gathered = exchange.gather_json(parts)
+    all_parts = sorted((part for of_rank in gathered for part in of_rank), key=lambda part: int(part["part"]))
     quality = _quality(config, sum(part["cut_edges"] for part in all_parts))
     return _graph(config) | quality | {"parts": all_parts, "memory": _memory(config)}
 
@@ -186,20 +163,8 @@ def _in_words(features: Mapping[str, Any]) -> str:
     )
 
 
-def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser(
-        "verify",
-        help="read all files of a partitioned graph and check them",
-        description="Read every dataset of every part; check the checksums, that the files belong to the "
-        "configuration, and that their contents are consistent. Under srun or mpiexec the ranks divide the parts. The "
-        "status is 0, or 2 after a line for each bad file.",
-    )
-    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
-    parser.set_defaults(run=lambda arguments: verify(arguments.part_config))
-
-
 @collective("comm")
-def verify(part_config: str, comm: Any = None) -> int:
+def verify(options: Verify, comm: Any = None) -> int:
     """Verify a partitioned graph; print one line, or one for each bad file. Return the exit status, the same on all
     ranks.
 
@@ -208,33 +173,33 @@ def verify(part_config: str, comm: Any = None) -> int:
     Raises MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
     """
     with working_ranks("verify", comm) as exchange:
-        return _verify(exchange, part_config)
+        return _verify(exchange, options)
 
 
 @collective("ranks")
-def _verify(exchange: Exchange, part_config: str) -> int:
-    config = read_config(exchange, part_config)
+def _verify(exchange: Exchange, options: Verify) -> int:
+    config = read_config(exchange, options.part_config)
     bad: list[str] = []
     sums = np.zeros(len(config.schema.relations), np.uint64)
     with exchange.together(f"verifying {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         total = sum(_bytes_on_disk(config, part) for part in own_parts)
         done = 0
-        with PartFiles(config) as files, progress_of(exchange) as show:
+        with PartFiles(config) as files, progress_of(exchange) as told:
 
             def advance(nbytes: int) -> None:
                 nonlocal done
                 done += nbytes
-                show("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
+                told("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
 
             advance(0)
             for part in own_parts:
                 audit = audit_part(files, part, advance)
                 bad += audit.bad
                 sums += audit.sums
-            show("verify (bytes)", total, total)
-    own = json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace")
-    results = [json.loads(text) for text in exchange.gather_bytes(own)]
+            told("verify (bytes)", total, total)
+    own = [line.encode(errors="backslashreplace").decode() for line in bad]
+    results = exchange.gather_json([own, sums.tolist(), total])
     lines = [line for bad, _, _ in results for line in bad]
     sums = np.array([rank_sums for _, rank_sums, _ in results], np.uint64).sum(axis=0)
     total = sum(rank_total for *_, rank_total in results)
@@ -243,10 +208,11 @@ def _verify(exchange: Exchange, part_config: str) -> int:
         lines = [f"{config.path}: the out-degrees of {key} in its parts are not those of their edges" for key in wrong]
     if exchange.rank == 0:
         for line in lines:
-            print(f"mpigraph verify: error: {line}", file=sys.stderr, flush=True)
-        if not lines:
-            number = sum(map(len, config.files))
-            print(f"{config.path}: {number} files, {in_units(total)}, all checksums right", flush=True)
+            fail("verify", line)
+        number = sum(map(len, config.files))
+        text = f"{config.path}: {number} files, {in_units(total)}, all checksums right"
+        if options.json or not lines:
+            show({"files": number, "bytes": total, "bad": lines}, "" if options.json else text)
     return 2 if lines else 0
 
 

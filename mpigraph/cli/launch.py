@@ -11,7 +11,6 @@ values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
 they end up in host lists, where a comma or a colon has a meaning, and beside options, where a leading dash has one.
 """
 
-import argparse
 import os
 import re
 import shlex
@@ -24,6 +23,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from mpigraph.cli.grammar import Hosts, Launch
+from mpigraph.cli.main import note
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
@@ -44,18 +45,9 @@ class Host(NamedTuple):
     where: str
 
 
-def add_host_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--ip_config``, ``--ssh_port`` and ``--ssh_username``."""
-    text = "the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number"
-    parser.add_argument("--ip_config", metavar="FILE", help=text)
-    parser.add_argument("--ssh_port", type=int, metavar="PORT", help="where ssh is used (default: ssh's own)")
-    parser.add_argument("--ssh_username", default="", metavar="NAME", help="where ssh is used (default: ssh's own)")
-
-
-def ssh_options(arguments: argparse.Namespace) -> list[str]:
+def ssh_options(options: Hosts) -> list[str]:
     """Return the arguments of ssh for the two options; raise InvalidArgumentError if they are malformed."""
-    port = arguments.ssh_port
-    user = arguments.ssh_username
+    port, user = options.ssh_port, options.ssh_username
     if port is not None and not 1 <= port <= 65535:
         raise InvalidArgumentError(f"--ssh_port must be 1 to 65535 (got {port})")
     if user and not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*", user):
@@ -118,65 +110,38 @@ def _normalized(where: str, name: str) -> str:
     return name.lower()
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "launch",
-        help="start a job by the arguments of DGL's launch.py",
-        description="Start a job by the arguments of DGL's launch.py: by srun in a Slurm allocation, else by mpiexec "
-        "on the hosts of ip_config.txt. Paths are relative to the workspace.",
-    )
-    add = parser.add_argument
-    add("job", nargs="?", metavar="COMMAND", help='what every rank runs, as one argument: "python train.py --lr 0.01"')
-    add("--num_trainers", type=int, required=True, help="trainers on each host")
-    add("--num_servers", type=int, default=1, help="servers on each host; 0: trainers host the graph (%(default)s)")
-    add("--num_samplers", type=int, default=0, help="threads with which each trainer samples; 0 is 1 (%(default)s)")
-    add_host_options(parser)
-    add("--part_config", metavar="FILE.json", help="becomes MPIGRAPH_PART_CONFIG")
-    add("--workspace", default=".", metavar="DIR", help="working directory on every host (default: this one)")
-    add("--num_omp_threads", type=int, metavar="N", help="becomes OMP_NUM_THREADS (default: share the cores)")
-    add("--extra_envs", nargs="+", default=[], metavar="NAME=VALUE", help="further variables of every rank")
-    add("--num_server_threads", type=int, default=1, metavar="N", help="accepted for DGL's sake")
-    add("--server_name", metavar="NAME", help="accepted for DGL's sake")
-    add("--keep_alive", action="store_true", help="accepted for DGL's sake: servers end with their job")
-    add("--graph_format", default="csc", metavar="FORMAT", help="accepted for DGL's sake: shards serve every use")
-    add("--launcher", default="auto", choices=("auto", "srun", *_VERSIONS), help="(%(default)s)")
-    add("--mpiexec", default="", metavar="PROGRAM", help="default: the one beside this Python, else on PATH")
-    add("--launcher_flags", default="", metavar="=FLAGS", help="for srun or mpiexec, such as =--mpi=pmi2")
-    add("--as-dgl", action="store_true", help="'import dgl' of the script gives mpigraph, as python -m mpigraph run")
-    add("--dry-run", action="store_true", help="print the command and do not run it")
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
+def launch(options: Launch) -> int:
+    """Become the launcher's command, or print it; return the exit status."""
     for name, smallest in _SMALLEST.items():
-        value = getattr(arguments, name)
+        value = getattr(options, name)
         if value is not None and value < smallest:
             raise InvalidArgumentError(f"--{name} must be >= {smallest} (got {value})")
-    workspace = os.path.abspath(arguments.workspace)
-    command = _command(arguments)
-    family, program = _find_launcher(arguments.launcher, arguments.mpiexec)
-    if arguments.ip_config is None and family != "srun":
+    workspace = os.path.abspath(options.workspace)
+    command = _command(options)
+    family, program = _find_launcher(options.launcher, options.mpiexec)
+    if options.ip_config is None and family != "srun":
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-    flags = _words(arguments.launcher_flags, "--launcher_flags")
+    flags = _words(options.launcher_flags, "--launcher_flags")
     job = _Job(
-        ranks=arguments.num_trainers + arguments.num_servers,
-        hosts=read_hosts(Path(workspace, arguments.ip_config)) if arguments.ip_config is not None else [],
+        ranks=options.num_trainers + options.num_servers,
+        hosts=read_hosts(Path(workspace, options.ip_config)) if options.ip_config is not None else [],
         workspace=workspace,
-        ssh=" ".join(ssh_options(arguments)),
-        tail=[*flags, *_env(_variables(arguments, workspace)), *command],
+        ssh=" ".join(ssh_options(options)),
+        tail=[*flags, *_env(_variables(options, workspace)), *command],
     )
     argv = _srun(program, job) if family == "srun" else _mpiexec(family, program, job)
-    print(shlex.join(argv), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
-    if not arguments.dry_run:
+    if options.dry_run:
+        print(shlex.join(argv))
+    else:
+        note(shlex.join(argv))
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the launcher would inherit that
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)
     return 0
 
 
-def _command(arguments: argparse.Namespace) -> list[str]:
-    text = arguments.job
+def _command(options: Launch) -> list[str]:
+    text = options.job
     if not text:
         raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
     unquoted = _QUOTED.sub(lambda word: re.sub("[^$`]", "", word[0]) if word[0].startswith('"') else "", text)
@@ -192,20 +157,20 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     if ":" in words:
         why = "which every launcher takes for the beginning of a second program"
         raise InvalidArgumentError(f"the command has ':' as an argument of its own, {why}: quote it with other text")
-    return _as_dgl(words) if arguments.as_dgl else words
+    return _as_dgl(words) if options.as_dgl else words
 
 
-def _variables(arguments: argparse.Namespace, workspace: str) -> dict[str, str]:
+def _variables(options: Launch, workspace: str) -> dict[str, str]:
     """Return the arguments as environment variables of every rank; the user's own variables win."""
     variables = {
-        "MPIGRAPH_NUM_SERVERS": str(arguments.num_servers),
-        "MPIGRAPH_NUM_WORKER_THREADS": str(max(1, arguments.num_samplers)),
+        "MPIGRAPH_NUM_SERVERS": str(options.num_servers),
+        "MPIGRAPH_NUM_WORKER_THREADS": str(max(1, options.num_samplers)),
     }
-    if arguments.part_config is not None:
-        variables["MPIGRAPH_PART_CONFIG"] = os.path.join(workspace, arguments.part_config)
-    if arguments.num_omp_threads is not None:
-        variables["OMP_NUM_THREADS"] = str(arguments.num_omp_threads)
-    for text in arguments.extra_envs:
+    if options.part_config is not None:
+        variables["MPIGRAPH_PART_CONFIG"] = os.path.join(workspace, options.part_config)
+    if options.num_omp_threads is not None:
+        variables["OMP_NUM_THREADS"] = str(options.num_omp_threads)
+    for text in options.extra_envs:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise InvalidArgumentError(f"--extra_envs takes NAME=VALUE (got {text!r})")

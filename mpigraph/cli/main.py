@@ -1,20 +1,28 @@
-"""The command line: ``python -m mpigraph COMMAND``. Modules register them by ``add_parser``.
+"""The command line: ``python -m mpigraph COMMAND``; ``grammar`` has the commands.
 
 Here is also their output: tables, names that are safe in a terminal, readers that leave (``info parts/g.json | head``).
 """
 
 import argparse
 import io
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import fields
+from difflib import get_close_matches
 from importlib import import_module
-from types import TracebackType
-from typing import Any, NoReturn
+from importlib.metadata import version
+from typing import Any, NoReturn, TextIO, get_args
 
-from mpigraph.config import launcher_rank
+from mpigraph.cli.grammar import GROUPS, STATUSES
+from mpigraph.config import launcher_rank, log_at
 from mpigraph.errors import MPIGraphError
+from mpigraph.log import set_identity
 
 _OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
+QUIET = ContextVar("quiet", default=False)  # print results and errors alone
 _STATUS = 141  # a shell's status of a program that SIGPIPE has ended
 
 
@@ -36,39 +44,6 @@ def table(names: list[str], rows: list[list[str]], left: tuple[int, ...] = ()) -
     ]
 
 
-class _Pipes:
-    """A context manager that drops output to stdout and stderr once their reader has left; the exit status is 141 then.
-
-    The command goes on: other ranks would wait for one that ends. Streams that were replaced, as by a test, stay.
-    """
-
-    def __init__(self) -> None:
-        self._replaced: dict[str, Any] = {}
-        self._pipes: list[_Pipe] = []
-
-    def __enter__(self) -> "_Pipes":
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if stream is None or stream is not getattr(sys, f"__{name}__"):
-                continue
-            pipe = _Pipe(stream.fileno(), "w", closefd=False)
-            options = {option: getattr(stream, option) for option in _OPTIONS}
-            text = io.TextIOWrapper(io.BufferedWriter(pipe), **options)
-            self._replaced[name] = stream
-            self._pipes.append(pipe)
-            setattr(sys, name, text)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for name, stream in self._replaced.items():
-            getattr(sys, name).flush()
-            setattr(sys, name, stream)
-        if any(pipe.reader_left for pipe in self._pipes):
-            raise SystemExit(_STATUS)
-
-
 class _Pipe(io.FileIO):
     """A standard stream that drops output once its reader has left."""
 
@@ -83,57 +58,141 @@ class _Pipe(io.FileIO):
         return memoryview(data).nbytes
 
 
-COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
-    "generate": "graphs",
-    **{name: name for name in "partition info".split()},
-    "verify": "info",
-    **{name: name for name in "launch copy stage doctor".split()},
-    "run": "scripts",
-    "export": "graphs",
-    "report": "doctor",
-    "examples": "scripts",
-    "slurm": "scripts",
-}
+@contextmanager
+def _pipes() -> Iterator[None]:
+    """Drop output to stdout and stderr once their reader has left; the exit status is 141 then.
+
+    The command goes on: other ranks would wait for one that ends. Streams that were replaced, as by a test, stay.
+    """
+    pipes: dict[str, tuple[TextIO, _Pipe]] = {}
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__"):
+            pipes[name] = stream, _Pipe(stream.fileno(), "w", closefd=False)
+            options = {option: getattr(stream, option) for option in _OPTIONS}
+            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(pipes[name][1]), **options))
+    try:
+        yield
+    finally:
+        for name, (stream, _) in pipes.items():
+            getattr(sys, name).flush()
+            setattr(sys, name, stream)
+        if any(pipe.reader_left for _, pipe in pipes.values()):
+            raise SystemExit(_STATUS)
+
+
+COMMANDS = {cls.__name__.lower(): (cls, module) for group in GROUPS.values() for cls, module in group.items()}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 2 after one line about wrong input."""
+    """Run one command and return the exit status, one of :data:`.STATUSES`."""
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters of a type's name
         sys.stdout.reconfigure(errors="backslashreplace")
     if words[:1] == ["run"]:  # the script owns its streams
         return _run(words)
-    with _Pipes():
+    with _pipes():
         return _run(words)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors the first rank of a job prints for all: they have the same words."""
+    """A parser that knows what a wrong word may mean; the first rank of a job prints errors for all."""
+
+    words: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
         if launcher_rank() > 0:
             sys.exit(2)
+        for name in (word.partition("=")[0] for word in self.words):
+            known = self._option_string_actions
+            if name.startswith("--") and not any(option.startswith(name) for option in known):
+                message += _meant(name, known)
         super().error(message)
 
 
+def _meant(word: str, known: Iterable[str]) -> str:
+    return "".join(f" (did you mean {name}?)" for name in get_close_matches(word, known, 1))
+
+
+def _parser_of(name: str) -> _Parser:
+    """Return the parser of a command: its options are the fields of its class."""
+    cls, _ = COMMANDS[name]
+    parser = _Parser(prog=f"python -m mpigraph {name}", description=cls.__doc__)
+    sections: dict[str, Any] = {}
+    for field in fields(cls):
+        more = {"default": None if field.default == () else field.default, **field.metadata}
+        section, flags, underscores = (more.pop(key, None) for key in ("section", "flags", "underscores"))
+        kind = next(iter(get_args(field.type)), field.type)  # int of int | None
+        if kind is bool:
+            del more["metavar"]
+            more["action"] = "store_true"
+        elif kind is not str:
+            more["type"] = kind
+        if field.default == () and "nargs" not in more:
+            more["action"] = "append"
+        if flags is not None:
+            flags = flags or ["--" + (field.name if underscores else field.name.replace("_", "-"))]
+            more["dest"] = field.name
+        if section and section not in sections:
+            sections[section] = parser.add_argument_group(section)
+        sections.get(section, parser).add_argument(*(flags or [field.name]), **more)
+    if name != "run":  # whose script has options of its own
+        parser.add_argument("-v", "--verbose", action="store_true", help="log what the command chooses")
+        parser.add_argument("-q", "--quiet", action="store_true", help="print results and errors alone")
+    return parser
+
+
+def _overview() -> str:
+    lines = ["usage: python -m mpigraph COMMAND [OPTIONS]", "", "Distributed graph learning on MPI."]
+    for group, classes in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {cls.__name__.lower():<12}{(cls.__doc__ or '').splitlines()[0].rstrip('.')}" for cls in classes]
+    lines += ["", "COMMAND --help: its options, --version: the version. The exit status:"]
+    return "\n".join([*lines, *(f"  {status:<12}{text}" for status, text in STATUSES.items())])
+
+
 def _run(words: Sequence[str]) -> int:
-    parser = _Parser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    names = words[:1] if words and words[0] in COMMANDS else COMMANDS
-    for module in dict.fromkeys(COMMANDS[name] for name in names):
-        import_module(f"mpigraph.cli.{module}").add_parser(commands)
-    arguments = parser.parse_args(words)
-    if getattr(arguments, "raises", False):
-        return int(arguments.run(arguments))
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help", "--version"):
+        print(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
+        return 0
+    if name not in COMMANDS:
+        return fail("", f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them", once=True)
+    parser = _parser_of(name)
+    parser.words = words
+    arguments = {key: value for key, value in vars(parser.parse_args(words[1:])).items() if value is not None}
+    verbose, quiet = (arguments.pop(key, False) for key in ("verbose", "quiet"))
+    QUIET.set(quiet)
+    if verbose or quiet:
+        log_at("INFO" if verbose else "ERROR")
+        set_identity(name, "INFO" if verbose else "ERROR")
+    cls, module = COMMANDS[name]
+    command = getattr(import_module(f"mpigraph.cli.{module}"), name)
+    if name == "run":  # an exception of the script shows as a traceback and ends the whole job
+        return int(command(cls(**arguments)))
     try:
-        return int(arguments.run(arguments))
+        return int(command(cls(**arguments)))
     except (MPIGraphError, OSError, MemoryError) as error:
-        if getattr(error, "everywhere", False) and launcher_rank() > 0:
-            return 2  # the first rank speaks for all
-        text = str(error).replace("\n", " ") or type(error).__name__
-        print(f"mpigraph {arguments.command}: error: {text}", file=sys.stderr)
-        return 2
+        return fail(name, str(error) or type(error).__name__, getattr(error, "everywhere", False))
     except KeyboardInterrupt:
         if launcher_rank() == 0:
-            print(f"mpigraph {arguments.command}: interrupted", file=sys.stderr)
+            print(f"mpigraph {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def fail(command: str, text: str, once: bool = False) -> int:
+    """Print one line about an error, only on the first rank if all have it (``once``); return the status for it."""
+    if not once or launcher_rank() == 0:
+        print(f"{f'mpigraph {command}'.rstrip()}: error: {text}".replace("\n", " "), file=sys.stderr, flush=True)
+    return 2
+
+
+def show(content: Mapping[str, Any], text: str) -> None:
+    """Print a result as text, or as JSON if the text is empty."""
+    print(text or json.dumps(content, indent=2), flush=True)
+
+
+def note(text: str) -> None:
+    """Print something beside the result, unless the command is to be quiet."""
+    if not QUIET.get():
+        print(text, file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from mpigraph.cli.main import QUIET
 from mpigraph.collective import collective
 from mpigraph.compiling import REPORT
 from mpigraph.config import launch
@@ -166,8 +167,8 @@ class ProgressBar:
 
 
 def progress_of(exchange: Exchange) -> AbstractContextManager[Progress]:
-    """Return the display of the first rank's work; the other ranks show nothing."""
-    return ProgressBar() if exchange.rank == 0 else nullcontext(silent)
+    """Return the display of the first rank's work; other ranks, and quiet commands, show nothing."""
+    return ProgressBar() if exchange.rank == 0 and not QUIET.get() else nullcontext(silent)
 
 
 def _write(line: str, is_last: bool) -> None:

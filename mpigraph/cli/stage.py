@@ -4,13 +4,13 @@ One rank of each node copies the parts that the node's hosts will read. The repo
 staged configuration to stdout, for a script to read.
 """
 
-import argparse
 import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpigraph.cli.grammar import Stage
+from mpigraph.cli.main import note
 from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
@@ -22,38 +22,18 @@ if TYPE_CHECKING:  # it loads MPI, and a parser needs none
     from mpigraph.mpi.world import World
 
 
-def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command."""
-    parser = commands.add_parser(
-        "stage",
-        help="copy to each node the parts that its hosts will read",
-        description="Copy a partitioned graph to the nodes' own disks: to each node the parts that its hosts will "
-        "read, verified by their checksums. Files that are there and right are kept. Start it by srun or mpiexec "
-        "with the nodes and ranks of the job that follows, or with one rank on each node.",
-    )
-    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json, where every node sees it")
-    parser.add_argument("--to", required=True, metavar="DIR", help="directory on every node's own disk")
-    parser.add_argument(
-        "--num_servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="write over another graph in --to (default: refuse)")
-    parser.set_defaults(run=lambda args: run(args.part_config, args.to, args.num_servers, overwrite=args.overwrite))
-
-
 @collective("comm")
-def run(
-    part_config: str, directory: str, num_servers: int | None = None, comm: Any = None, overwrite: bool = False
-) -> int:
+def stage(options: Stage, comm: Any = None) -> int:
     """Stage a graph and print the path of its configuration. Return the exit status.
 
-    Every node sees the configuration, and has the target directory on its own disk. ``num_servers`` is of the job that
-    follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1); ``comm`` are the ranks that take part, all by default.
+    Every node sees the configuration, and has the target directory on its own disk. ``options.servers`` is of the job
+    that follows; ``comm`` are the ranks that take part, all by default.
 
     Raises MPIGraphError, on every rank: the configuration cannot be read, or a file cannot be copied.
     """
-    config = Config.from_env(**({} if num_servers is None else {"num_servers": num_servers}))
+    config = Config.from_env(**({} if options.servers is None else {"num_servers": options.servers}))
     with working_world("stage", comm) as world:
-        path = _stage(world, part_config, Path(directory).absolute(), config.num_servers, overwrite)
+        path = _stage(world, options.part_config, Path(options.to).absolute(), config.num_servers, options.overwrite)
         if world.rank == 0:
             print(path, flush=True)
     return 0
@@ -68,8 +48,7 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     allocation = slurm_allocation()
     if world.size == 1 and allocation is not None and allocation.nodes > 1:  # probably by mistake
         nodes = f"this node, one of the job's {allocation.nodes}"
-        text = f"mpigraph stage: warning: one process copies all parts to {nodes}: start it by srun"
-        print(text, file=sys.stderr)
+        note(f"mpigraph stage: warning: one process copies all parts to {nodes}: start it by srun")
     hosts = [world.hosts_of_node(node) for node in range(world.num_nodes)]  # without servers every rank is a host
     if num_servers:
         hosts = hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
@@ -106,5 +85,5 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     with world.watch("reporting"):
         lines = allgather_bytes(world.comm, line.encode())
     if world.rank == 0:
-        print("\n".join(text.decode() for text in lines if text), file=sys.stderr, flush=True)
+        note("\n".join(text.decode() for text in lines if text))
     return directory / config.path.name

@@ -113,7 +113,7 @@ def same(
 
     Args:
         comm: the ranks.
-        values: by name, with the same names on all ranks.
+        values: by name; a name that a rank lacks differs.
         what: begins the message.
         kind: the class of the error.
         label: the word for a rank of ``comm`` in the message.
@@ -121,21 +121,22 @@ def same(
     Raises:
         MPIGraphError: some differ; on every rank, with the name of each of these, its values and their ranks.
     """
-    texts = [str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for x in values.values()]
-    sameness = Sameness(texts)
+    texts = {
+        name: str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for name, x in values.items()
+    }
+    sameness = Sameness(sorted(texts.items()))
     with UNINTERRUPTED:  # MPI writes to the words
         until(comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX).Test, IDLE)
     if sameness.holds:
         return
-    of_ranks = [json.loads(data) for data in allgather_bytes(comm, json.dumps([socket.gethostname(), *texts]).encode())]
-    hosts, *columns = zip(*of_ranks, strict=True)
+    of_ranks = [json.loads(data) for data in allgather_bytes(comm, json.dumps([socket.gethostname(), texts]).encode())]
     lines = []
-    for name, column in zip(values, columns, strict=True):
+    for name in dict.fromkeys(name for _, texts in of_ranks for name in texts):
+        column = [texts.get(name, "") for _, texts in of_ranks]
         kinds = {text: [rank for rank, other in enumerate(column) if other == text] for text in dict.fromkeys(column)}
         if len(kinds) > 1:
-            parts = [
-                f"{text or 'not set'} on {label} {_named(ranks, hosts[ranks[0]])}" for text, ranks in kinds.items()
-            ]
+            hosts = {text: of_ranks[ranks[0]][0] for text, ranks in kinds.items()}
+            parts = [f"{text or 'not set'} on {label} {_named(ranks, hosts[text])}" for text, ranks in kinds.items()]
             lines.append(f"\n  {name}: {'; '.join(parts)}")
     raise everywhere(kind(what + "".join(lines)))
 

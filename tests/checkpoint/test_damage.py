@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gradients import MAKE, embedding, everything, train
@@ -24,56 +25,45 @@ from mpigraph.log import get_logger
 Draw = random.Random
 
 
-def truncate(draw: Draw, path: Path, other: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: draw.randrange(len(data))])
-
-
-def flip(draw: Draw, path: Path, other: Path) -> None:
-    data = bytearray(path.read_bytes())
+def flip(draw: Draw, data: bytes) -> bytes:
+    bits = np.unpackbits(np.frombuffer(data, np.uint8))
     for _ in range(draw.choice([1, 1, 5])):
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-    path.write_bytes(data)
+        bits[draw.randrange(len(bits))] ^= 1
+    return np.packbits(bits).tobytes()
 
 
-def overwrite(draw: Draw, path: Path, other: Path) -> None:
-    data = bytearray(path.read_bytes())
+def overwrite(draw: Draw, data: bytes) -> bytes:
     at = draw.randrange(len(data))
     size = min(draw.choice([1, 64, 4096]), len(data) - at)
-    data[at : at + size] = bytes(size) if draw.random() < 0.5 else draw.randbytes(size)
-    path.write_bytes(data)
+    return data[:at] + (bytes(size) if draw.random() < 0.5 else draw.randbytes(size)) + data[at + size :]
 
 
-def remove(draw: Draw, path: Path, other: Path) -> None:
+CHANGES: dict[str, Callable[[Draw, bytes], bytes]] = {  # of the bytes of a file
+    "truncate": lambda draw, data: data[: draw.randrange(len(data))],
+    "flip": flip,
+    "flip again": flip,
+    "overwrite": overwrite,
+    "lengthen": lambda draw, data: data + draw.randbytes(draw.choice([1, 512])),
+    "empty": lambda draw, data: b"",
+}
+REPLACEMENTS: dict[str, Callable[[Draw, Path, Path], object]] = {  # of a file: by nothing, or the other save's, ...
+    "remove": lambda draw, path, other: None,
+    "mix": lambda draw, path, other: shutil.copy(other, path),
+    "folder": lambda draw, path, other: path.mkdir(),
+    "link": lambda draw, path, other: path.symlink_to(draw.choice([other, path, Path("/dev/zero")])),
+}
+
+
+def damage(draw: Draw, path: Path, other: Path) -> str:
+    """Damage a file; return the kind of damage."""
+    kind = draw.choice([*CHANGES, *REPLACEMENTS])
+    data = path.read_bytes()
     path.unlink()
-
-
-def lengthen(draw: Draw, path: Path, other: Path) -> None:
-    path.write_bytes(path.read_bytes() + draw.randbytes(draw.choice([1, 512])))
-
-
-def mix(draw: Draw, path: Path, other: Path) -> None:
-    """The file of the other save in place of this one's."""
-    shutil.copy(other, path)
-
-
-def empty(draw: Draw, path: Path, other: Path) -> None:
-    path.write_bytes(b"")
-
-
-def folder(draw: Draw, path: Path, other: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def link(draw: Draw, path: Path, other: Path) -> None:
-    path.unlink()
-    path.symlink_to(draw.choice([other, path, Path("/dev/zero")]))
-
-
-KINDS: list[Callable[[Draw, Path, Path], None]] = [
-    truncate, flip, flip, overwrite, remove, lengthen, mix, empty, folder, link,
-]  # fmt: skip
+    if kind in CHANGES:
+        path.write_bytes(CHANGES[kind](draw, data))
+    else:
+        REPLACEMENTS[kind](draw, path, other)
+    return kind
 
 
 def state(g: dist.DistGraph, steps: int) -> dict[str, Any]:
@@ -109,12 +99,11 @@ def try_all(path: str, work: Path, variants: int, seed: int) -> Counter[str]:
         shutil.copytree(work / "whole", around)
         newer, older = (sorted((around / f"step-{steps}").iterdir(), reverse=True) for steps in (2, 1))
         which = draw.randrange(2)  # the manifest comes first
-        damage = draw.choice(KINDS)
-        damage(draw, newer[which], older[which])
-        if damage is mix and which == 0:
+        kind = damage(draw, newer[which], older[which])
+        if kind == "mix" and which == 0:
             for file in newer[1:]:  # else it is the older one, whole
                 file.unlink()
-        what = f"variant {number}: {damage.__name__} of {newer[which].name}"
+        what = f"variant {number}: {kind} of {newer[which].name}"
         result = checkpoint.latest(around)
         assert result is not None, what
         checkpoint.load(here, checkpoint_id=result)
@@ -140,7 +129,7 @@ def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
         for depth in range(202):
             if depth < 201:
                 tree = encode(deep, Leaves())
-                assert Decoder(torch.empty, "").decode(tree) == deep
+                assert Decoder(torch.empty, "").decode(tree, "") == deep
             else:
                 with pytest.raises(InvalidArgumentError, match="nested more than"):
                     encode(deep, Leaves())
@@ -175,7 +164,8 @@ def test_a_damaged_one_is_one_error_on_every_trainer(
     g.barrier()
     monkeypatch.setattr(get_logger(), "propagate", True)
     if g.rank() == 0:
-        flip(Draw(3), max((around / "step-3").glob("*.h5")), around)
+        last = max((around / "step-3").glob("*.h5"))
+        last.write_bytes(flip(Draw(3), last.read_bytes()))
         (around / "step-2" / "manifest.json").unlink()  # the save was killed
     g.barrier()
     here = state(g, 0)
@@ -189,6 +179,7 @@ def test_a_damaged_one_is_one_error_on_every_trainer(
     assert (g.rank() > 0) or ("step-3 is passed over" in said and "step-3" in said)
     checkpoint.load(here, checkpoint_id=around / "step-1")
     assert here["steps"] == 1
+    assert (f"resumes from checkpoint {around}/step-1\n" in caplog.text) == (g.rank() == 0)
     checkpoint.save(here, checkpoint_id=around / "step-4", keep=2)  # removes the rest of the save that was killed
     g.barrier()
     assert sorted(path.name for path in around.iterdir() if path.is_dir()) == ["step-1", "step-3", "step-4"]

@@ -9,8 +9,8 @@ from jobs import clean_environment, mpiexec, run_job, warm_python
 from layouts import LAYOUTS, THREADS, WAIT, Job, on_all, own_on_layouts
 from mpi4py import MPI
 
-from mpigraph.cli.doctor import run
-from mpigraph.cli.main import main
+from mpigraph.cli.doctor import doctor
+from mpigraph.cli.grammar import Doctor
 from mpigraph.mpi import world as worlds
 from mpigraph.rows import segments
 
@@ -27,7 +27,7 @@ def examined(
 ) -> tuple[int, str]:
     """Run on all ranks of a layout; return the status, and what rank 0 printed."""
     monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(layout.layout.ranks_per_node))
-    status = run(layout.layout.servers if servers is None else servers, layout.comm)
+    status = doctor(Doctor(layout.layout.servers if servers is None else servers), layout.comm)
     printed = capsys.readouterr().out
     on_all(layout.comm, layout.comm.rank == 0 or not printed, printed)
     on_all(layout.comm, status == layout.comm.bcast(status), f"status {status}")
@@ -58,7 +58,7 @@ def test_the_page(layout: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 @pytest.mark.parametrize("comm", [2, 3], indirect=True)
 def test_what_keeps_a_job_from_running(comm: MPI.Intracomm, run_on: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def last_of(num_servers: int) -> str:
-        status, out, err = run_on(run, num_servers)
+        status, out, err = run_on(doctor, Doctor(num_servers))
         assert status == 1 and not err
         return out.splitlines()[-1]
 
@@ -73,18 +73,12 @@ def test_what_keeps_a_job_from_running(comm: MPI.Intracomm, run_on: Run, monkeyp
         changed.setattr(worlds, "software", lambda: f"mpigraph {comm.rank}")
         assert re.match(r"  software: mpigraph 0.* on rank 0 .*; mpigraph 1.* on rank 1 ", last_of(1))
     monkeypatch.setattr(segments, "_shared_memory", lambda: (1 << 20, 64 << 20))
-    status, out, _ = run_on(run, 1)
+    status, out, _ = run_on(doctor, Doctor(1))
     lines = out.splitlines()
     assert status == 1 and lines[-1].startswith("A job cannot run here: too little for graphs on a node")
     assert "1.0 MiB of 64.0 MiB free for graphs (/dev/shm)" in lines[-2]
 
 
-def test_it_is_a_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-    monkeypatch.setattr("mpigraph.cli.doctor.run", lambda number: given.append(number) or 0)
-    assert main(["doctor"]) == main(["doctor", "--num_servers", "0"]) == 0 and given == [None, 0]
-
-
 def test_ranks_that_cannot_start_end_with_one_line() -> None:
-    done = run_job([*mpiexec(2), *warm_python(), "-m", "mpigraph", "doctor", "--num_servers", "5"], clean_environment())
+    done = run_job([*mpiexec(2), *warm_python(), "-m", "mpigraph", "doctor", "--servers", "5"], clean_environment())
     assert done.status == 1 and done.stdout.count("A job cannot run here: num_servers=5 leaves no trainer") == 1

@@ -20,7 +20,8 @@ from odd_names import odd_source
 from oracle import NUM_NODES, oracle_source
 from typed_oracle import NUM_NODES as TYPED_NODES, RELATIONS, SCHEMA, edges_of
 
-from mpigraph.cli.info import _memory, run as run_command
+from mpigraph.cli.grammar import Info
+from mpigraph.cli.info import _memory, info as run_command
 from mpigraph.cli.main import main
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
@@ -35,7 +36,7 @@ Outcome = tuple[int, str, str]
 
 @pytest.fixture
 def info(run_on: Callable[..., Outcome]) -> Callable[..., Outcome]:
-    return lambda path, as_json=True: run_on(run_command, str(path), as_json)
+    return lambda path, as_json=True: run_on(run_command, Info(str(path), as_json))
 
 
 def in_pages(nbytes: int) -> int:

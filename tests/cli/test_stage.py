@@ -20,7 +20,8 @@ from oracle import NAME, write_oracle
 
 import mpigraph
 import mpigraph.distributed as dist
-from mpigraph.cli.stage import run as run_command
+from mpigraph.cli.grammar import Stage
+from mpigraph.cli.stage import stage as run_command
 from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage import files
@@ -175,9 +176,9 @@ Outcome = tuple[int, str, str]
 
 @pytest.fixture
 def run_stage(run_on: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    def run(*arguments: object, ranks_per_node: int = 0, **options: int) -> Outcome:
+    def run(config: object, to: object, ranks_per_node: int = 0, **options: Any) -> Outcome:
         monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(ranks_per_node))
-        return run_on(run_command, *map(str, arguments), **options)
+        return run_on(run_command, Stage(str(config), str(to), **options))
 
     return run
 
@@ -210,7 +211,7 @@ def test_each_node_gets_its_parts(
     comm: MPI.Intracomm, oracle, tmp_path: Path, run_stage: Callable[..., Outcome], servers: int
 ) -> None:
     to = comm.bcast(tmp_path / "to")
-    status, out, err = run_stage(oracle(4), to, ranks_per_node=2, num_servers=servers)
+    status, out, err = run_stage(oracle(4), to, ranks_per_node=2, servers=servers)
     assert status == 0 and out == f"{to / 'oracle.json'}\n"
     check_nodes(err)
 

@@ -13,6 +13,7 @@ from jobs import clean_environment, mpiexec, run_job, warm_python
 from mpi4py import MPI
 from oracle import write_oracle
 
+from mpigraph.cli.grammar import Verify
 from mpigraph.cli.info import verify as run_command
 from mpigraph.cli.main import main
 
@@ -25,7 +26,7 @@ def verify(run_on: Callable[..., tuple[int, str, str]]) -> Callable[[object], Ou
     """Run the command on ``comm``: its status, its line, and the lines of its errors."""
 
     def run(path: object) -> Outcome:
-        status, out, err = run_on(run_command, str(path))
+        status, out, err = run_on(run_command, Verify(str(path)))
         return status, out, re.findall(r"^(?:mpigraph verify: )?error: (.*)$", err, re.MULTILINE)
 
     return run

@@ -48,7 +48,7 @@ def command_lines_are_taken(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*launch, "--part_config", "plain/plain.json", command]) == 0
     printed = capsys.readouterr().out
     assert "train.py --graph-name plain" in printed and "MPIGRAPH_PART_CONFIG" in printed
-    copy = ["copy", "--dry-run", *both, "--rel_data_path", "data", "--script_folder", str(SCRIPTS), "--tool", "scp"]
+    copy = ["copy", "--dry-run", *both, "--rel_data_path", "data", "--script_folder", str(SCRIPTS)]
     assert main([*copy, "--part_config", str(folder / "plain" / "plain.json")]) == 0
     printed = capsys.readouterr().out
     assert "127.0.0.2" in printed and "part1" in printed

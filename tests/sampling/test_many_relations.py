@@ -14,6 +14,7 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated
 
 import mpigraph.distributed as dist
 from mpigraph.cli import info
+from mpigraph.cli.grammar import Info, Verify
 from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.formats.shards import read_partition
 from mpigraph.graphs.fields import EID, NID
@@ -145,7 +146,7 @@ def test_cut_again_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[st
         original = made().edges[number]
         ids = source.edge_ids[number][:] if source.edge_ids else np.empty(0)
         assert np.array_equal(src[:], original[0][ids]) and np.array_equal(dst[:], original[1][ids])
-    assert info.verify(first) == 0 and info.run(first) == 0
+    assert info.verify(Verify(first)) == 0 and info.info(Info(first)) == 0
     assert "all checksums right" in capsys.readouterr().out
     for part in range(3):
         graph = dist.load_partition(first, part)[0]

@@ -100,8 +100,9 @@ def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
 @pytest.mark.slow
 def test_staging_needs_no_threads_in_mpi(tmp_path, oracle) -> None:
     script = tmp_path / "stage.py"
-    call = f"run({oracle(2)!r}, {str(tmp_path / 'staged')!r}, 1)"
-    script.write_text(f"{SERIALIZED}from mpigraph.cli.stage import run\nassert {call} == 0")
+    imports = "from mpigraph.cli.grammar import Stage\nfrom mpigraph.cli.stage import stage"
+    call = f"stage(Stage({oracle(2)!r}, {str(tmp_path / 'staged')!r}, 1))"
+    script.write_text(f"{SERIALIZED}{imports}\nassert {call} == 0")
     env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"}
     done = run_job([*mpiexec(4), *warm_python(), script], env)
     assert done.status == 0 and done.stdout.strip().endswith("staged/oracle.json"), done.output

@@ -123,7 +123,7 @@ def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> N
     output = log_of(tmp_path, job)
     assert (result["JobState"], result["Restarts"]) == ("COMPLETED", "1"), output
     assert [int(epoch) for epoch in re.findall(r"epoch +(\d+)  loss", output)] == list(range(60)), output
-    before, _, after = output.partition("resumes from")
+    before, _, after = output.partition("resumes from checkpoint")
     assert "epoch  1" in before and "test accuracy" in after, output
 
 
