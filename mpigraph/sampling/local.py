@@ -173,9 +173,7 @@ class LocalSampling:
         nodes = len(request.ids)
         begin = nodes * len(self._dense)
         total = begin + len(self._listed.at)
-        excluding = total if len(request.excluded) else 0
-        lengths = zip(Candidates._fields, (total, total, excluding, excluding, total), strict=True)
-        self._scratch = Candidates(*(buffers.take(f"{name} {number}", length) for name, length in lengths))
+        self._scratch = Candidates(*(buffers.take(f"{name} {number}", total) for name in Candidates._fields))
         self._counts = buffers.take(f"counts {number}", total)
         if sum(len(positions) for _, positions in by_host) < nodes:
             self._counts[:begin] = 0

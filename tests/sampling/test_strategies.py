@@ -15,7 +15,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
-from mpigraph.kernels.sample import count_uniform, shorten_rows, step_over
+from mpigraph.kernels.sample import count
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.protocol import SamplingRequest, pack_request, unpack_requests
 from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
@@ -38,18 +38,14 @@ class First(Strategy):
         return self
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        dst = rows.to_count(-1, False)
-        count_uniform(dst, rows.edges.indptr, rows.first_row, positions, rows.scratch, counts)
-        if len(rows.excluded):
-            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
-        counts[positions] = np.clip(rows.scratch.degrees[positions] - self.skip, 0, self.fanout)
+        count(rows.destinations(-1, False), rows.to_draw(), positions, rows.scratch, counts)
+        counts[positions] = np.clip(counts[positions] - self.skip, 0, self.fanout)
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         for p in positions.tolist():
             begin, end = offsets[p : p + 2]
-            picks[begin:end] = rows.scratch.begins[p] + self.skip + np.arange(end - begin)
-        if len(rows.excluded):
-            step_over(rows.excluded, positions, rows.scratch.begins, rows.scratch, offsets, picks)
+            edges = rows.scratch.begins[p] + np.arange(rows.scratch.degrees[p])
+            picks[begin:end] = np.setdiff1d(edges, rows.excluded)[self.skip :][: end - begin]
 
 
 @dataclass(frozen=True)
