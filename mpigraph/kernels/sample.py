@@ -161,12 +161,7 @@ def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
 
 
 @njit()
-def _count(*arguments: Any) -> Any:
-    return _count_borrowed(*borrowed(arguments))
-
-
-@njit(forceinline=True)
-def _count_borrowed(
+def _count(
     lists: Any,
     dst: Any,
     indptr: I64,
@@ -182,6 +177,9 @@ def _count_borrowed(
     counts: I64,
 ) -> int:
     """See :func:`count`."""
+    # the compiler leaves out what depends on a parameter that is None, so these keep their names
+    dst, indptr, excluded, positions, rows, counts = borrowed((dst, indptr, excluded, positions, rows, counts))
+    own_weights, own_times, own_drawable = borrowed((weights, times, drawable))
     low = high = 0
     shift, directory = _directory(excluded)
     n = len(positions)
@@ -191,7 +189,7 @@ def _count_borrowed(
         if times is not None:
             if i + _ORDERS_AHEAD < n:
                 later = dst.rows[positions[i + _ORDERS_AHEAD]] - first_row
-                prefetch_times(times, indptr[later], indptr[later + 1])
+                prefetch_times(own_times, indptr[later], indptr[later + 1])
         p = positions[i]
         row = dst.rows[p] - first_row
         begin = first = indptr[row]
@@ -201,14 +199,14 @@ def _count_borrowed(
             rows.excluded_begin[p] = low
             rows.num_excluded[p] = high - low
         if times is not None:
-            first, degree = visible(times, p, begin, begin + degree)
+            first, degree = visible(own_times, p, begin, begin + degree)
         alive = degree
         if drawable is not None:
-            if len(drawable) > 0:
-                alive = np.int64(drawable[row])
+            if len(own_drawable) > 0:
+                alive = np.int64(own_drawable[row])
         if weights is not None:
-            if len(drawable) == 0:
-                _, alive, bad = add_up(weights[begin : begin + degree])
+            if len(own_drawable) == 0:
+                _, alive, bad = add_up(own_weights[begin : begin + degree])
                 if bad >= 0:
                     return int(begin + bad)
         elif order is not None:  # the list in it may be shorter than the row
@@ -229,12 +227,7 @@ def _count_borrowed(
 
 
 @njit()
-def _choose(*arguments: Any) -> None:
-    _choose_borrowed(*borrowed(arguments))
-
-
-@njit(forceinline=True)
-def _choose_borrowed(
+def _choose(
     lists: Any,
     dst: Any,
     excluded: I64,
@@ -250,6 +243,9 @@ def _choose_borrowed(
     picks: I64,
 ) -> None:
     """See :func:`choose`."""
+    # the compiler leaves out what depends on a parameter that is None, so these keep their names
+    dst, excluded, positions, rows, offsets, picks = borrowed((dst, excluded, positions, rows, offsets, picks))
+    own_weights, own_order, own_table, own_labor = borrowed((weights, order, table, labor))
     replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
     numbers, words = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.uint64)
     listed = np.empty(0, np.int64)
@@ -260,14 +256,14 @@ def _choose_borrowed(
     for i in range(steps):
         if order is not None:
             if i >= _ORDERS_AHEAD:  # the draws of an earlier node
-                _follow(order, rows, positions[i - _ORDERS_AHEAD], offsets, picks)
+                _follow(own_order, rows, positions[i - _ORDERS_AHEAD], offsets, picks)
             if i >= len(positions):
                 continue
         if table is not None:
-            if len(table) > 0:
-                _prefetch_row(table, rows, positions, i + _TABLES_AHEAD, _TABLE)
+            if len(own_table) > 0:
+                _prefetch_row(own_table, rows, positions, i + _TABLES_AHEAD, _TABLE)
         if labor is not None:
-            _prefetch_row(labor.sources, rows, positions, i + _NODES_AHEAD, _SOURCES)
+            _prefetch_row(own_labor.sources, rows, positions, i + _NODES_AHEAD, _SOURCES)
         p = positions[i]
         chosen = picks[offsets[p] : offsets[p + 1]]
         k = len(chosen)
@@ -279,7 +275,7 @@ def _choose_borrowed(
             high = low + rows.num_excluded[p]
         key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
         everything = not replace and k == rows.num_candidates[p]
-        own, slots, of_row = weights, table, labor
+        of_edges, slots, of_row = own_weights, own_table, own_labor
         is_listed = False
         if lists is not None:
             is_listed = mask is not None or high > low
@@ -290,11 +286,11 @@ def _choose_borrowed(
                 listed = _list(first, n, begin, order, mask, None, excluded, low, high, 1 if replace else k)
                 first, n = 0, len(listed)
                 if weights is not None:
-                    own = weights[listed]
+                    of_edges = own_weights[listed]
                 if table is not None:
-                    slots = table[:0]
+                    slots = own_table[:0]
                 if labor is not None:
-                    of_row = Numbers(labor.sources[listed], labor.period, labor.phase)
+                    of_row = Numbers(own_labor.sources[listed], own_labor.period, own_labor.phase)
         else:
             n -= high - low
         if times is not None:
@@ -303,7 +299,7 @@ def _choose_borrowed(
         if weights is not None or labor is not None:
             if n >= len(words):
                 words = np.empty(2 * n, np.uint64)
-        _pick(key, dst.ids[p], replace, everything, own, slots, of_row, first, n, numbers, words, chosen)
+        _pick(key, dst.ids[p], replace, everything, of_edges, slots, of_row, first, n, numbers, words, chosen)
         if is_listed:
             for j in range(k):
                 chosen[j] = listed[chosen[j]]
@@ -311,7 +307,7 @@ def _choose_borrowed(
             _step_over(excluded, low, high, chosen)
         if order is not None:
             for j in range(k):
-                prefetch(order, chosen[j])
+                prefetch(own_order, chosen[j])
 
 
 @njit(forceinline=True)
