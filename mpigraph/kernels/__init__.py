@@ -10,11 +10,11 @@ from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import (
     bad_source,
+    by_key,
     find_in_rows,
     hash_of_degrees,
     hash_of_sources,
     keys_of_rows,
-    number_by_key,
 )
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint, hash_each, sum_of_hashes, told_apart
@@ -73,7 +73,7 @@ def _of_draws() -> Iterator[_Call]:
         yield bad_source, _INDPTR, indices, 2
         yield hash_of_sources, indices
     yield hash_of_degrees, counts, 0
-    yield number_by_key, _IDS, counts.copy(), np.empty(2, np.int64)
+    yield by_key, _IDS, 2
 
 
 def _of_ids() -> Iterator[_Call]:

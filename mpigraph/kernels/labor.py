@@ -164,11 +164,13 @@ def smallest_numbers(
         period: as in :func:`source_numbers`.
         phase: as there.
         numbers: uint32[CHUNK], scratch.
-        candidates: uint64[more than degree], scratch.
+        candidates: uint64[CHUNK], scratch.
         first: the row's first edge.
         chosen: int64[k], filled; k is below the degree.
     """
     k, degree = len(chosen), len(row)
+    if degree >= len(candidates):
+        candidates = np.empty(degree + 1, np.uint64)
     share = (k + np.sqrt(k * (1.0 - k / degree)) + 1.0) / degree
     count = 0
     while count < k:

@@ -25,10 +25,11 @@ import numpy as np
 
 from mpigraph.arrays import I64, U32, U64, Array, Mask
 from mpigraph.kernels.cache import njit
+from mpigraph.kernels.csr import by_key, first_not_below
 from mpigraph.kernels.intrinsics import borrowed, prefetch
 from mpigraph.kernels.labor import CHUNK, Numbers, first_arrivals, smallest_numbers
 from mpigraph.kernels.rng import draw_below, mix64
-from mpigraph.kernels.temporal import Times, first_not_below, prefetch_times, visible
+from mpigraph.kernels.temporal import Times, prefetch_times, visible
 from mpigraph.kernels.weighted import add_up, draw_by_weight, make_table, take_drawable
 
 _NODES_AHEAD, _EDGES_AHEAD = 16, 32  # between a prefetch and its use
@@ -67,7 +68,7 @@ class Candidates(NamedTuple):
     Attributes:
         begins: the first place.
         degrees: how many places there are.
-        num_candidates: how many of them can be drawn; not where all edges are alike.
+        num_candidates: how many of them have a weight above 0, and are not excluded; only with weights.
         row_begins: the first edge of the node's row; only with an ``order``.
         excluded_begin: begin of the row's excluded edges among those of its host; only if some are excluded.
         num_excluded: their number; only if some are excluded.
@@ -126,8 +127,7 @@ def count(dst: Destinations, edges: Edges, positions: I64, rows: Candidates, cou
         The position of the first edge whose weight is negative, NaN or too large to add, or -1. Only looked for where
         ``drawable`` is empty.
     """
-    *known, _table, _labor = edges
-    bad: int = _count(_lists(edges), dst, *known, positions, rows, counts)
+    bad: int = _count(_lists(edges), dst, *edges[:8], positions, rows, counts)
     return bad
 
 
@@ -142,8 +142,8 @@ def choose(dst: Destinations, edges: Edges, positions: I64, rows: Candidates, of
         offsets: int64[frontier + 1], prefix sums of the counts.
         picks: int64[offsets[-1]], filled with positions in the host's edges.
     """
-    _indptr, _first_row, _drawable, *known = edges
-    _choose(_lists(edges), dst, *known, positions, rows, offsets, picks)
+    scratch = None if edges.labor is None else (np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.uint64))
+    _choose(_lists(edges), dst, *edges[3:], positions, rows, offsets, scratch, picks)
 
 
 def _lists(edges: Edges) -> bool | None:
@@ -220,7 +220,7 @@ def _count(
         rows.degrees[p] = degree
         if order is not None:
             rows.row_begins[p] = begin
-        if lists is not None:
+        if weights is not None:
             rows.num_candidates[p] = alive
         counts[p] = num_picks(alive, dst.fanout, dst.replace)
     return -1
@@ -240,19 +240,20 @@ def _choose(
     positions: I64,
     rows: Any,
     offsets: I64,
+    scratch: Any,
     picks: I64,
 ) -> None:
     """See :func:`choose`."""
     # the compiler leaves out what depends on a parameter that is None, so these keep their names
     dst, excluded, positions, rows, offsets, picks = borrowed((dst, excluded, positions, rows, offsets, picks))
-    own_weights, own_order, own_table, own_labor = borrowed((weights, order, table, labor))
+    own_order, own_weights, own_table, own_labor, space = borrowed((order, weights, table, labor, scratch))
     replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
-    numbers, words = np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.uint64)
-    listed = np.empty(0, np.int64)
     low = high = 0
-    steps = len(positions)
+    steps, newest = len(positions), -1
     if order is not None:
         steps += _ORDERS_AHEAD
+    if times is not None:
+        newest = dst.fanout if times.newest else -1
     for i in range(steps):
         if order is not None:
             if i >= _ORDERS_AHEAD:  # the draws of an earlier node
@@ -274,59 +275,61 @@ def _choose(
             low = rows.excluded_begin[p]
             high = low + rows.num_excluded[p]
         key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
-        everything = not replace and k == rows.num_candidates[p]
-        of_edges, slots, of_row = own_weights, own_table, own_labor
-        is_listed = False
-        if lists is not None:
-            is_listed = mask is not None or high > low
-            if is_listed:
-                begin = first
-                if order is not None:
-                    begin = rows.row_begins[p]
-                listed = _list(first, n, begin, order, mask, None, excluded, low, high, 1 if replace else k)
-                first, n = 0, len(listed)
-                if weights is not None:
-                    of_edges = own_weights[listed]
-                if table is not None:
-                    slots = own_table[:0]
-                if labor is not None:
-                    of_row = Numbers(own_labor.sources[listed], own_labor.period, own_labor.phase)
+        how = key, dst.ids[p], replace, newest
+        everything = False
+        if weights is not None:
+            everything = not replace and k == rows.num_candidates[p]
+        if lists is None:
+            _pick(how, everything, own_weights, own_table, own_labor, space, first, n - (high - low), chosen)
+            if high > low:
+                _step_over(excluded, low, high, chosen)
+        elif mask is None and high == low:
+            _pick(how, everything, own_weights, own_table, own_labor, space, first, n, chosen)
         else:
-            n -= high - low
-        if times is not None:
-            if times.newest and 0 <= dst.fanout < n:
-                first, n = first + n - dst.fanout, dst.fanout
-        if weights is not None or labor is not None:
-            if n >= len(words):
-                words = np.empty(2 * n, np.uint64)
-        _pick(key, dst.ids[p], replace, everything, of_edges, slots, of_row, first, n, numbers, words, chosen)
-        if is_listed:
-            for j in range(k):
-                chosen[j] = listed[chosen[j]]
-        elif high > low:
-            _step_over(excluded, low, high, chosen)
+            begin = first
+            if order is not None:
+                begin = rows.row_begins[p]
+            listed = _list(first, n, begin, order, mask, None, excluded, low, high, 1 if replace else k)
+            _pick_listed(how, everything, own_weights, own_table, own_labor, space, listed, chosen)
         if order is not None:
             for j in range(k):
                 prefetch(own_order, chosen[j])
 
 
+@njit()
+def _pick_listed(
+    how: Any, everything: Any, weights: Any, table: Any, labor: Any, scratch: Any, listed: Any, chosen: Any
+) -> None:
+    """Choose of the places in a list, int64[n]. A function of its own: copies count references in the loop."""
+    of_list, slots, numbers = weights, table, labor
+    if weights is not None:
+        of_list = weights[listed]
+    if table is not None:
+        slots = table[:0]
+    if labor is not None:
+        numbers = Numbers(labor.sources[listed], labor.period, labor.phase)
+    _pick(how, everything, of_list, slots, numbers, scratch, 0, len(listed), chosen)
+    for j in range(len(chosen)):
+        chosen[j] = listed[chosen[j]]
+
+
 @njit(forceinline=True)
 def _pick(
-    key: Any,
-    node: Any,
-    replace: Any,
+    how: Any,
     everything: Any,
     weights: Any,
     table: Any,
     labor: Any,
+    scratch: Any,
     first: Any,
     n: Any,
-    numbers: Any,
-    words: Any,
     chosen: Any,
 ) -> None:
     """Choose of a node's ``n`` places from ``first`` on; ``everything`` if as many as have a weight above 0."""
+    key, node, replace, newest = how
     k = len(chosen)
+    if 0 <= newest < n:
+        first, n = first + n - newest, newest
     if weights is not None:
         chosen[:] = first  # a place of the node, in case the weights changed and fewer are chosen
         if everything:
@@ -339,16 +342,15 @@ def _pick(
     if labor is not None:
         row = labor.sources[first : first + n]
         if weights is not None:
-            of_row = weights[first : first + n]
-            first_arrivals(row, of_row, key, labor.period, labor.phase, numbers, first, chosen)
+            first_arrivals(row, weights[first : first + n], key, labor.period, labor.phase, scratch[0], first, chosen)
         else:
-            smallest_numbers(row, key, labor.period, labor.phase, numbers, words, first, chosen)
+            smallest_numbers(row, key, labor.period, labor.phase, scratch[0], scratch[1], first, chosen)
         return
     node_key = mix64(key ^ mix64(np.uint64(node)))
     if table is not None:
         of_row, slots = weights[first : first + n], table[first : first + n]
         if len(table) == 0:
-            slots = words[:n]
+            slots = np.empty(n, np.uint64)
             make_table(of_row, add_up(of_row)[0], slots, np.empty(n, np.float64), np.empty(n, np.int64))
         draw_by_weight(node_key, of_row, slots, first, replace, chosen)
     elif replace:
@@ -416,12 +418,7 @@ def _directory(excluded: Any) -> Any:
         return shift, excluded
     while excluded[-1] >> shift > _BUCKETS * len(excluded):
         shift += 1
-    begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
-    for edge in excluded:
-        begins[(edge >> shift) + 1] += 1
-    for b in range(1, len(begins)):
-        begins[b] += begins[b - 1]
-    return shift, begins
+    return shift, by_key(excluded >> shift, (excluded[-1] >> shift) + 1)[0]
 
 
 @njit(inline="always")

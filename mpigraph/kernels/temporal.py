@@ -11,10 +11,11 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U64
 from mpigraph.kernels.cache import njit
+from mpigraph.kernels.csr import first_not_below
 from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
 
-_OLDEST = np.iinfo(np.int64).min
+_OLDEST, _NEWEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 class Times(NamedTuple):
@@ -67,30 +68,6 @@ def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
 
 
 @njit(inline="always")
-def first_not_below(times: I64, begin: int, end: int, bound: int) -> int:
-    """Return the first of the sorted edges ``begin .. end - 1`` that is not older than ``bound``, or ``end``."""
-    while begin < end:
-        middle = (begin + end) >> 1
-        if times[middle] < bound:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
-
-
-@njit(inline="always")
-def _first_above(times: I64, begin: int, end: int, bound: int) -> int:
-    """Return the first of the sorted edges ``begin .. end - 1`` that is newer than ``bound``, or ``end``."""
-    while begin < end:
-        middle = (begin + end) >> 1
-        if times[middle] <= bound:
-            begin = middle + 1
-        else:
-            end = middle
-    return begin
-
-
-@njit(inline="always")
 def prefetch_times(times: Any, begin: Any, end: Any) -> None:
     """Load the times of the row ``begin .. end - 1`` where the binary search looks first."""
     for quarter in range(1, 4):
@@ -101,7 +78,9 @@ def prefetch_times(times: Any, begin: Any, end: Any) -> None:
 def visible(times: Any, p: Any, begin: Any, end: Any) -> Any:
     """Return the stretch of the row ``begin .. end - 1`` that node ``p`` may see: its first place, and its length."""
     now, by_time = times.until[p], times.sorted
-    last = first_not_below(by_time, begin, end, now) if times.strict else _first_above(by_time, begin, end, now)
+    last = end
+    if times.strict or now < _NEWEST:
+        last = first_not_below(by_time, begin, end, now if times.strict else now + 1)
     first = begin
     if times.window >= 0 and now >= _OLDEST + times.window:  # else the window reaches back to before all times
         first = first_not_below(by_time, begin, last, now - times.window)

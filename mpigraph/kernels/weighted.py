@@ -132,8 +132,8 @@ def _make_heap(times: F64, edges: I64) -> None:
         _sink(times, edges, node)
 
 
-@njit()
-def keep_first(times: F64, edges: I64, count: int, time: float, edge: int) -> int:
+@njit(inline="always")
+def keep_first(times: Any, edges: Any, count: Any, time: Any, edge: Any) -> Any:
     """Put an edge among the first arrivals, of which there are ``count``; return how many there are then.
 
     Edges come in their order. ``times`` (float64[k]) and ``edges`` (int64[k]) are a heap once they are full.

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, U64, Array, Mask
-from mpigraph.kernels.csr import find_in_rows, find_rows, keys_of_rows, list_rows, number_by_key
+from mpigraph.kernels.csr import by_key, find_in_rows, find_rows, keys_of_rows, list_rows
 from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.mpi.messages import HEAD
@@ -312,8 +312,8 @@ class _Listed(NamedTuple):
 
 def rows_in_order(relations: I64, at: I64, request: SamplingRequest) -> I64:
     """Return the order of rows of some relations (int64[m]) by relation, and by the position (int64[m]) there."""
-    order = _order(at, len(request.ids))
-    return order[_order(relations[order], len(request.chosen))]
+    order = by_key(at, len(request.ids))[1]
+    return order[by_key(relations[order], len(request.chosen))[1]]
 
 
 def merged(
@@ -331,7 +331,8 @@ def merged(
     nodes, dense = len(request.ids), parts[0][1].dense
     relations, at = (np.concatenate([getattr(rows, of) for _, rows in parts]) for of in ("relations", "at"))
     order = rows_in_order(relations, at, request)
-    to_listed = nodes * len(dense) + _inverse(order)
+    to_listed = np.empty(len(order), np.int64)
+    to_listed[order] = nodes * len(dense) + np.arange(len(order))
     counts = np.zeros(nodes * len(dense) + len(order), np.int64)
     places, done = [], 0
     for positions, rows in parts:
@@ -382,22 +383,8 @@ _NONE = np.empty(0, np.int64)
 
 def _runs(keys: I64, num_keys: int) -> list[I64]:
     """Return the positions of each key that occurs, ascending."""
-    order = _order(keys, num_keys)
+    order = by_key(keys, num_keys)[1]
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
-
-
-def _order(keys: I64, num_keys: int) -> I64:
-    """Return the stable order by keys in ``[0, num_keys)``, int64[n]."""
-    fill = sums(np.bincount(keys, minlength=num_keys))[:-1]
-    places = np.empty(len(keys), np.int64)
-    number_by_key(keys, fill, places)
-    return _inverse(places)
-
-
-def _inverse(order: I64) -> I64:
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return inverse
 
 
 class Answers:

@@ -9,17 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mpigraph.arrays import I64, U64
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import CollectiveError, GraphDataError
 from mpigraph.kernels.labor import Numbers
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose, count
 from mpigraph.kernels.temporal import Times
-from mpigraph.store.derived import EdgeTimes, EdgeWeights, HostTables
+from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 
@@ -82,22 +82,38 @@ class OwnedRows:
         """Return the destinations as kernels take them."""
         return Destinations(self.ids, self.rows, fanout, replace, self.keys)
 
-    def to_draw(self, **known: Any) -> Edges:
-        """Return the host's edges as kernels take them, and what else is ``known`` of them."""
-        return Edges(self.edges.indptr, self.first_row, excluded=self.excluded, **known)
+    def to_draw(self) -> Edges:
+        """Return the host's edges as kernels take them, all alike."""
+        return Edges(self.edges.indptr, self.first_row, excluded=self.excluded)
 
 
-class Draw(Protocol):
+class Draw:
     """A strategy with its tables on this rank; called for each host, and for each thread's ``positions``."""
 
+    def __init__(
+        self, fanout: int, replace: bool, known: Callable[[OwnedRows], Edges], weights: EdgeWeights | None = None
+    ) -> None:
+        """Draw by the kernels, from the edges that ``known`` returns of a host; errors are about ``weights``."""
+        self._how = fanout, replace
+        self._known = known
+        self._weights = weights
+
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]) with the numbers of neighbours to choose."""
+        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]) with the numbers of neighbours to choose.
+
+        Raises GraphDataError if an edge weight is negative, infinite or NaN.
+        """
+        bad = count(rows.destinations(*self._how), self._known(rows), positions, rows.scratch, counts)
+        if bad >= 0 and self._weights is not None:
+            weight = self._weights.values(rows.host)[bad]
+            raise GraphDataError(self._weights.complaint(rows.edges.first_edge + bad, weight))
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """Fill ``picks`` with edges of the host, counted from its first one.
 
         ``offsets`` (int64[n + 1]) has the place of each destination's first edge.
         """
+        choose(rows.destinations(*self._how), self._known(rows), positions, rows.scratch, offsets, picks)
 
 
 @dataclass(frozen=True)
@@ -232,35 +248,7 @@ class Uniform(Strategy):
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up nothing."""
-        return _KernelDraw(self.fanout, self.replace, lambda rows: {})
-
-
-class _KernelDraw:
-    """A draw by the kernels: ``known`` returns what they know of a host's edges, by the names of :class:`.Edges`."""
-
-    def __init__(
-        self,
-        fanout: int,
-        replace: bool,
-        known: Callable[[OwnedRows], dict[str, Any]],
-        weights: EdgeWeights | None = None,
-    ) -> None:
-        self._how = fanout, replace
-        self._known = known
-        self._weights = weights
-
-    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """See :class:`.Draw`. Raises GraphDataError if an edge weight is negative, infinite or NaN."""
-        edges = rows.to_draw(**self._known(rows))
-        bad = count(rows.destinations(*self._how), edges, positions, rows.scratch, counts)
-        if bad >= 0 and self._weights is not None:
-            weight = self._weights.values(rows.host)[bad]
-            raise GraphDataError(self._weights.complaint(rows.edges.first_edge + bad, weight))
-
-    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
-        """See :class:`.Draw`."""
-        edges = rows.to_draw(**self._known(rows))
-        choose(rows.destinations(*self._how), edges, positions, rows.scratch, offsets, picks)
+        return Draw(self.fanout, self.replace, OwnedRows.to_draw)
 
 
 @dataclass(frozen=True)
@@ -281,11 +269,16 @@ class Weighted(Strategy):
         """Look up the weights, and the tables of prepared ones."""
         weights = store.derived(EdgeWeights, self.weights)
         tables = weights.tables  # one object for all passes, whatever is written meanwhile
-        return _KernelDraw(self.fanout, self.replace, lambda rows: self._known(weights, tables, rows.host), weights)
 
-    def _known(self, weights: EdgeWeights, tables: HostTables, host: int) -> dict[str, Any]:
-        known = {"drawable": tables.of("num_drawable", host), "table": tables.of("table", host)}
-        return {"weights": weights.values(host), **known}
+        def known(rows: OwnedRows) -> Edges:
+            drawable, table = (tables.of(name, rows.host) for name in ("num_drawable", "table"))
+            return self._known(rows.to_draw(), weights.values(rows.host), drawable, table)
+
+        return Draw(self.fanout, self.replace, known, weights)
+
+    @staticmethod
+    def _known(edges: Edges, weights: Array, drawable: Array, table: Array) -> Edges:
+        return edges._replace(weights=weights, drawable=drawable, table=table)
 
 
 @dataclass(frozen=True)
@@ -294,13 +287,9 @@ class Masked(Weighted):
 
     tag = 3
 
-    def _known(self, weights: EdgeWeights, tables: HostTables, host: int) -> dict[str, Any]:
-        order = tables.of("table", host)
-        return (
-            {"drawable": tables.of("num_drawable", host), "order": order}
-            if len(order)
-            else {"mask": weights.values(host)}
-        )
+    @staticmethod
+    def _known(edges: Edges, weights: Array, drawable: Array, table: Array) -> Edges:
+        return edges._replace(drawable=drawable, order=table) if len(table) else edges._replace(mask=weights)
 
 
 @dataclass(frozen=True)
@@ -337,12 +326,13 @@ class Temporal(Strategy):
         tables = store.derived(EdgeTimes, self.times, relation).tables  # one object for both passes
         mask = store.tensor(self.mask) if self.mask else None
 
-        def known(rows: OwnedRows) -> dict[str, Any]:
+        def known(rows: OwnedRows) -> Edges:
+            by_time, order = (tables.of(name, rows.host) for name in ("times", "order"))
+            times = Times(by_time, self.until, self.strict, self.last, self.window)
             allowed = None if mask is None else mask.memory(rows.host)
-            times = Times(tables.of("times", rows.host), self.until, self.strict, self.last, self.window)
-            return {"order": tables.of("order", rows.host), "times": times, "mask": allowed}
+            return rows.to_draw()._replace(order=order, times=times, mask=allowed)
 
-        return _KernelDraw(self.fanout, self.replace, known)
+        return Draw(self.fanout, self.replace, known)
 
 
 _DRAWS = 0x1AB0  # separates these keys from those of draws for each destination
@@ -395,11 +385,10 @@ class Labor(Strategy):
         weights = store.derived(EdgeWeights, self.weights) if self.weights else None
         tables = weights.tables if weights else None
 
-        def known(rows: OwnedRows) -> dict[str, Any]:
-            of_host: dict[str, Any] = {"labor": Numbers(rows.edges.indices, self.period, self.phase)}
-            if weights is not None and tables is not None:
-                of_host["weights"] = weights.values(rows.host)
-                of_host["drawable"] = tables.of("num_drawable", rows.host)
-            return of_host
+        def known(rows: OwnedRows) -> Edges:
+            edges = rows.to_draw()._replace(labor=Numbers(rows.edges.indices, self.period, self.phase))
+            if weights is None or tables is None:
+                return edges
+            return edges._replace(weights=weights.values(rows.host), drawable=tables.of("num_drawable", rows.host))
 
-        return _KernelDraw(self.fanout, self.replace, known, weights)
+        return Draw(self.fanout, self.replace, known, weights)

@@ -1,6 +1,9 @@
 """Counts and choices of neighbours against plain references: uniform, weighted, masked."""
 
+import gc
+import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -191,3 +194,28 @@ def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
     want = g.sample(rows, 3, False, key, weights)[1]
     got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
     assert np.array_equal(np.concatenate(got), np.concatenate(want))
+
+
+@pytest.mark.parametrize("kind", [None, *WEIGHTS])
+def test_borrowed_arrays_are_neither_freed_early_nor_kept(kind: str | None) -> None:
+    """Only the call holds the weights and what is derived from them, while a thread takes all memory that is freed."""
+    g, rng, rows = Csc([90, 3, 80, 0, 75] * 200), np.random.default_rng(0), np.arange(1000)
+    weights = np.ones(len(g.indices)) if kind is None else (rng.random(len(g.indices)) * 3).astype(kind)
+    excluded, over = np.arange(0, len(weights), 70), threading.Event()  # rows are listed and copied, too
+
+    def draw() -> tuple[np.ndarray, weakref.ref[np.ndarray]]:
+        own = weights.copy()
+        picks = g.sample(rows, 70, False, np.uint64(3), None if kind is None else own, excluded=excluded.copy())[1]
+        return np.concatenate(picks), weakref.ref(own)
+
+    def take() -> None:
+        while not over.is_set():
+            gc.collect(0)
+            [np.full(size, 77, np.uint8) for size in (weights.nbytes, excluded.nbytes) for _ in range(3)]
+
+    want, thread = draw()[0], threading.Thread(target=take)
+    thread.start()
+    drawn = [draw() for _ in range(10)]
+    over.set()
+    thread.join()
+    assert all(np.array_equal(picks, want) and alive() is None for picks, alive in drawn)
