@@ -50,7 +50,8 @@ class Workers:
         self._threads: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
         if num_threads > 1:
-            self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker", _note_thread, (self._threads,))
+            note, name = self._threads.append, "mpigraph-worker"
+            self._pool = ThreadPoolExecutor(num_threads - 1, name, lambda: note(threading.get_native_id()))
 
     def run(self, work: Callable[[I64], object], positions: I64) -> None:
         """Call ``work`` on slices of ``positions``, each in a thread."""
@@ -80,10 +81,6 @@ class Workers:
         if cores:
             for thread in self._threads:
                 os.sched_setaffinity(thread, cores)
-
-
-def _note_thread(threads: list[int]) -> None:
-    threads.append(threading.get_native_id())
 
 
 PositionsByHost = list[tuple[int, I64]]
@@ -357,10 +354,9 @@ def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, work
         edges = topology.adjacency(query.relation, host)
         exist[positions] = False
         rows, positions = _by_row(edges, query.ids, positions)
-        first = edges.first_node if edges.rows is None else 0
 
-        def look(part: I64, edges: Adjacency = edges, rows: I64 = rows, first: int = first) -> None:
-            find_in_rows(edges.indptr, edges.indices, first, query.src, rows, part, exist)
+        def look(part: I64, edges: Adjacency = edges, rows: I64 = rows) -> None:
+            find_in_rows(edges.indptr, edges.indices, edges.first_row, query.src, rows, part, exist)
 
         workers.run(look, positions)
 

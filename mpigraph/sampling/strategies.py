@@ -59,7 +59,7 @@ class OwnedRows:
         host: index of the host.
         edges: the host's in-edges of the relation.
         ids: int64[n], the destinations of the whole request.
-        rows: int64[n], their rows in ``edges``, counted from :attr:`first_row`; undefined on other hosts.
+        rows: int64[n], their rows in ``edges``, counted from :attr:`.Adjacency.first_row`; undefined on other hosts.
         keys: uint64[n], for each destination, or uint64[1], for all: input of the draws besides the destination.
         excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
         scratch: int64[n] each, for kernels; ``choose`` reads the notes of ``count`` there.
@@ -73,18 +73,13 @@ class OwnedRows:
     excluded: I64
     scratch: Candidates
 
-    @property
-    def first_row(self) -> int:
-        """The number of the first row of ``edges`` in :attr:`rows`."""
-        return self.edges.first_node if self.edges.rows is None else 0
-
     def destinations(self, fanout: int, replace: bool) -> Destinations:
         """Return the destinations as kernels take them."""
         return Destinations(self.ids, self.rows, fanout, replace, self.keys)
 
     def to_draw(self) -> Edges:
         """Return the host's edges as kernels take them, all alike."""
-        return Edges(self.edges.indptr, self.first_row, excluded=self.excluded)
+        return Edges(self.edges.indptr, self.edges.first_row, excluded=self.excluded)
 
 
 class Draw:
