@@ -10,10 +10,10 @@ The draw for a node depends on ``(key, node id, number of the draw)`` alone, so 
 be one here, each with its own key.
 
 There is one draw, from a stretch of ``degrees`` places that begin at ``begins``: the edges of the row, or its list in
-an ``order``, of which time leaves a part. Where some of the places cannot be drawn, those that can are listed, the draw
-is one from the list, and the picks are looked up in it; only of excluded edges among edges that are otherwise alike no
-list is made, since each pick can be moved over those before it. What a draw does not know is None in its
-:class:`Edges`, and the compiler leaves out what depends on it.
+an ``order``, or the part of the list that time allows. Where some of the places cannot be drawn, those that can are
+listed, the draw is one from the list, and the picks are looked up in it; only of excluded edges among edges that are
+otherwise alike no list is made, since each pick can be moved over those before it. What a draw does not know is None in
+its :class:`Edges`, and the compiler leaves out what depends on it.
 
 A write to mask or weights may have changed them since the edges were counted: the choice then is undefined, but only
 ever among the edges of the node that are not excluded, and not newer than it may see.
@@ -83,7 +83,7 @@ class Candidates(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What a draw knows of the edges of one host.
+    """The edges of one host, as far as a draw knows them.
 
     Attributes:
         indptr: int64[n + 1], CSC offsets of the host's rows.
@@ -98,7 +98,7 @@ class Edges(NamedTuple):
         times: the times in this order, and what the nodes may see.
         table: uint64 [nnz], filled by :func:`.alias_tables`; empty to make that of a row when it is drawn from, where
             the draws are the same.
-        labor: the sources, of which LABOR takes those with the smallest numbers.
+        labor: the sources: LABOR takes those with the smallest numbers.
     """
 
     indptr: I64

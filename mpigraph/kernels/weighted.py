@@ -134,7 +134,7 @@ def _make_heap(times: F64, edges: I64) -> None:
 
 @njit(inline="always")
 def keep_first(times: Any, edges: Any, count: Any, time: Any, edge: Any) -> Any:
-    """Put an edge among the first arrivals, of which there are ``count``; return how many there are then.
+    """Put an edge among the ``count`` first arrivals; return how many there are then.
 
     Edges come in their order. ``times`` (float64[k]) and ``edges`` (int64[k]) are a heap once they are full.
     """
