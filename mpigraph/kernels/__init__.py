@@ -10,24 +10,16 @@ from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import (
     bad_source,
+    by_key,
     find_in_rows,
     hash_of_degrees,
     hash_of_sources,
     keys_of_rows,
-    number_by_key,
 )
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint, hash_each, sum_of_hashes, told_apart
 from mpigraph.kernels.row_slots import add_reads, split_local
-from mpigraph.kernels.sample import (
-    Candidates,
-    Destinations,
-    choose_uniform,
-    copy_neighbours,
-    count_uniform,
-    shorten_rows,
-    step_over,
-)
+from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose, copy_neighbours, count
 
 __all__ = ["compile_missing", "load_compiler", "warm_up"]
 
@@ -69,13 +61,11 @@ def _of_draws() -> Iterator[_Call]:
     """Yield calls of the kernels that choose neighbours."""
     key = np.ones(1, np.uint64)
     counts = np.zeros(2, np.int64)
-    dst = Destinations(_IDS, 1, False, key)
+    dst, edges = Destinations(_IDS, _IDS, 1, False, key), Edges(_INDPTR, 0)
     rows = Candidates(*(np.zeros(2, np.int64) for _ in Candidates._fields))
     yield keys_of_rows, key[0], _IDS, True, key[:0], _IDS, np.empty(2, np.uint64)
-    yield count_uniform, dst, _INDPTR, 0, _IDS, rows, counts
-    yield choose_uniform, dst, _IDS, rows, _INDPTR, counts
-    yield shorten_rows, dst, _IDS[:0], _IDS, rows, counts
-    yield step_over, _IDS[:0], _IDS, rows.begins, rows, _INDPTR, counts
+    yield count, dst, edges, _IDS, rows, counts
+    yield choose, dst, edges, _IDS, rows, _INDPTR, counts
     for dtype in (np.int32, np.int64):
         indices = np.zeros(2, dtype)
         yield copy_neighbours, indices, _IDS, _INDPTR, 0, counts, np.empty(2, dtype)
@@ -83,7 +73,7 @@ def _of_draws() -> Iterator[_Call]:
         yield bad_source, _INDPTR, indices, 2
         yield hash_of_sources, indices
     yield hash_of_degrees, counts, 0
-    yield number_by_key, _IDS, counts.copy(), np.empty(2, np.int64)
+    yield by_key, _IDS, 2
 
 
 def _of_ids() -> Iterator[_Call]:

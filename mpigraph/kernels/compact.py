@@ -12,17 +12,12 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels.cache import njit
+from mpigraph.kernels.csr import by_key
 from mpigraph.kernels.intrinsics import prefetch
+from mpigraph.kernels.rng import slot_of
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio
 _AHEAD = 16  # ids between the prefetch of a slot and its probe
 _MAX_LOAD = 0.6  # largest load factor; above, linear probing makes long runs
-
-
-@njit(inline="always")
-def slot_of(x: Any, bits: Any) -> Any:
-    """Return the slot, of ``2**bits``, at which the probe for id ``x`` begins."""
-    return np.int64((np.uint64(x) * _GOLDEN) >> np.uint64(64 - bits))
 
 
 @njit()
@@ -168,21 +163,6 @@ _ONE = np.uint64(1)  # unsigned: numba does not test such indices for being belo
 _SPARSE = 8  # slots of a tree's table for each of its nodes, at least: probes then end at once, mostly
 
 
-@njit()
-def _by_tree(trees: I64, num_trees: int) -> tuple[I64, I64]:
-    """Return the bounds of each tree, int64[num_trees + 1], in the members of all, int64[n], ascending."""
-    bounds = np.zeros(num_trees + 1, np.int64)
-    for tree in trees:
-        bounds[tree + 1] += 1
-    for tree in range(num_trees):
-        bounds[tree + 1] += bounds[tree]
-    members, at = np.empty(len(trees), np.int64), bounds[:-1].copy()
-    for i in range(len(trees)):
-        members[at[trees[i]]] = i
-        at[trees[i]] += 1
-    return bounds, members
-
-
 @njit(inline="always")
 def _number_of(table: Any, bits: Any, stamp: Any, own: Any, count: Any, x: Any) -> Any:
     """Return the local id of node ``x`` among the ``count`` nodes ``own`` of its tree; add it as ``count`` if it is
@@ -210,8 +190,8 @@ def _look_up(
 
     Arguments as of :func:`_insert_trees`.
     """
-    bounds, members = _by_tree(trees, num_trees)
-    known_bounds, known = _by_tree(tree_of[:count], num_trees)
+    bounds, members = by_key(trees, num_trees)
+    known_bounds, known = by_key(tree_of[:count], num_trees)
     own = np.empty(0, np.int64)  # the nodes of the tree in progress
     places = np.empty(0, np.int32)  # their positions, or -1 - edge
     table = np.empty(0, np.int32)

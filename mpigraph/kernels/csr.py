@@ -49,6 +49,38 @@ def number_by_key(keys: Array, fill: Array, out: Array) -> None:
 
 
 @njit()
+def by_key(keys: I64, num_keys: int) -> tuple[I64, I64]:
+    """Group items by their keys, int64[m] in ``[0, num_keys)``.
+
+    Returns:
+        The bounds of each key's items, int64[num_keys + 1], in all items, int64[m], those of a key ascending.
+    """
+    bounds = np.zeros(num_keys + 1, np.int64)
+    count_keys(keys, 1, bounds)
+    for key in range(num_keys):
+        bounds[key + 1] += bounds[key]
+    items, fill = np.empty(len(keys), np.int64), bounds[:-1].copy()
+    for i in range(len(keys)):
+        items[fill[keys[i]]] = i
+        fill[keys[i]] += 1
+    return bounds, items
+
+
+@njit(inline="always")
+def first_not_below(values: Any, begin: Any, end: Any, bound: Any) -> Any:
+    """Return the first position of ``begin .. end - 1`` whose value, of ascending ones, is at least ``bound``; or
+    ``end``.
+    """
+    while begin < end:
+        middle = (begin + end) >> 1
+        if values[middle] < bound:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@njit()
 def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
     """Sort the entries of each row by value, in place; entries of equal value keep their order.
 
@@ -105,15 +137,9 @@ def find_in_rows(
             prefetch(indices, (indptr[later] + indptr[later + 1]) >> 1)  # where the binary search begins
         p = positions[i]
         row = dst[p] - first_id
-        low, end = indptr[row], indptr[row + 1]
-        high = end
-        while low < high:
-            middle = (low + high) >> 1
-            if indices[middle] < src[p]:
-                low = middle + 1
-            else:
-                high = middle
-        exists[p] = low < end and indices[low] == src[p]
+        end = indptr[row + 1]
+        at = first_not_below(indices, indptr[row], end, src[p])
+        exists[p] = at < end and indices[at] == src[p]
 
 
 def falls(indptr: I64) -> bool:

@@ -130,3 +130,43 @@ Rows must be a multiple of 16 bytes, and those of ``out`` begin at one.
 
 order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
 """``order_streams()``, inside a kernel: streamed stores become visible before all later stores."""
+
+
+def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Return a value of type ``kind`` whose arrays do not name the owners of their memory."""
+    tools: Any = cgutils
+    kinds: Any = types
+    if isinstance(kind, kinds.Array):
+        view = context.make_array(kind)(context, builder, value)
+        view.meminfo, view.parent = (tools.get_null_value(owner.type) for owner in (view.meminfo, view.parent))
+        return view._getvalue()
+    if isinstance(kind, kinds.BaseTuple):
+        values = zip(kind, tools.unpack_tuple(builder, value), strict=True)
+        return context.make_tuple(builder, kind, [_without_owner(context, builder, *one) for one in values])
+    return value
+
+
+def _borrowed(typingctx: Any, values: Any) -> Any:
+    """Type and emit the views: numba's protocol for intrinsics."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # numba takes a result for a reference of its own: releasing one without an owner does nothing
+        return _without_owner(context, builder, values, args[0])
+
+    return values(values), emit
+
+
+def _as_they_are(values: Any) -> Any:
+    """Return them in Python (``NUMBA_DISABLE_JIT=1``)."""
+    return values
+
+
+borrowed: Any = _as_they_are if config.DISABLE_JIT else intrinsic(_borrowed)  # type: ignore[attr-defined]
+"""``borrowed(values)``, inside a kernel: a tuple with the same arrays, in tuples of it too, but without their owners.
+
+An array that has an owner counts references, with atomic instructions, wherever a function takes it or a slice of it,
+and in a loop with many branches numba cannot remove them. A borrowed one, its slices too, counts none. So it is valid
+only while something else holds the memory. Borrow parameters of a kernel alone: its caller holds them until it returns
+(of a call by Python numba's wrapper does, and the caller's own names). Not an array made in the kernel, which numba
+frees after its last use by its own name; and return no borrowed array.
+"""

@@ -11,14 +11,19 @@ import numpy as np
 
 from mpigraph.arrays import I64, U64
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.compact import slot_of
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 # shifts and masks are uint64 too: numba, like numpy, makes float64 of uint64 and int64
 _S30, _S27, _S31, _S12, S32 = map(np.uint64, (30, 27, 31, 12, 32))
 LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@njit(inline="always")
+def slot_of(x: Any, bits: Any) -> Any:
+    """Return the slot, of ``2**bits``, at which the probe for id ``x`` begins (Knuth, TAOCP vol. 3, 6.4)."""
+    return np.int64((np.uint64(x) * _GOLDEN) >> np.uint64(64 - bits))
 
 
 @njit(inline="always")

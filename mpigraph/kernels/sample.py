@@ -1,24 +1,22 @@
-"""Choose in-neighbours from CSC arrays: all alike, or those whose mask is set, without excluded edges.
+"""Choose in-neighbours from CSC arrays: all alike, masked, by weight, by time or by LABOR, without excluded edges.
 
 Plain functions on arrays: no MPI, no objects, no hidden random state. Three passes, each a loop whose memory accesses
-do not wait for each other: ``count_*`` looks up the rows and returns how many neighbours each node will get, the caller
-makes prefix sums, ``choose_*`` picks edges, :func:`copy_neighbours` follows them. A kernel is called once per host
+do not wait for each other: :func:`count` looks up the rows and returns how many neighbours each node will get, the
+caller makes prefix sums, :func:`choose` picks edges, :func:`copy_neighbours` follows them. A pass is made once per host
 whose topology this process can load; ``positions`` (int64[m], ascending) says which nodes of the frontier that host
-holds, so that the calls of several hosts, or of several threads on slices of ``positions``, fill one output.
+holds, so that the passes of several hosts, or of several threads on slices of ``positions``, fill one output.
 
 The draw for a node depends on ``(key, node id, number of the draw)`` alone, so the frontiers of several minibatches can
 be one here, each with its own key.
 
-All kernels that count and choose have these parameters::
+There is one draw, from a stretch of ``degrees`` places that begin at ``begins``: the edges of the row, or its list in
+an ``order``, or the part of the list that time allows. Where some of the places cannot be drawn, those that can are
+listed, the draw is one from the list, and the picks are looked up in it; only of excluded edges among edges that are
+otherwise alike no list is made, since each pick can be moved over those before it. What a draw does not know is None in
+its :class:`Edges`, and the compiler leaves out what depends on it.
 
-    dst         the frontier
-    indptr      int64[n + 1], CSC offsets of the host's rows
-    first_id    global id of row 0
-    positions   int64[m], see above
-    rows        filled by the kernel that counts, read by the one that chooses
-    counts      int64[frontier], filled with the number of neighbours of each node
-    offsets     int64[frontier + 1], prefix sums of the counts
-    picks       int64[offsets[-1]], filled with positions in the host's edges
+A write to mask or weights may have changed them since the edges were counted: the choice then is undefined, but only
+ever among the edges of the node that are not excluded, and not newer than it may see.
 """
 
 from typing import Any, NamedTuple
@@ -27,11 +25,20 @@ import numpy as np
 
 from mpigraph.arrays import I64, U32, U64, Array, Mask
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.intrinsics import prefetch
+from mpigraph.kernels.csr import by_key, first_not_below
+from mpigraph.kernels.intrinsics import borrowed, prefetch
+from mpigraph.kernels.labor import CHUNK, Numbers, first_arrivals, smallest_numbers
 from mpigraph.kernels.rng import draw_below, mix64
+from mpigraph.kernels.temporal import Times, prefetch_times, visible
+from mpigraph.kernels.weighted import add_up, draw_by_weight, make_table, take_drawable
 
 _NODES_AHEAD, _EDGES_AHEAD = 16, 32  # between a prefetch and its use
+_ORDERS_AHEAD, _TABLES_AHEAD = 8, 4  # nodes between the prefetch of a pick's place, or of a row's table, and its use
+_TABLE, _SOURCES = 16, 3  # most cache lines of a row's table, and of its sources, that are prefetched
 _FLOYD_MAX = 64  # above so many draws Floyd's membership test, quadratic in them, is slower than a pass over the edges
+_BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
+
+_NO_EDGES = np.empty(0, np.int64)
 
 
 class Destinations(NamedTuple):
@@ -39,36 +46,110 @@ class Destinations(NamedTuple):
 
     Attributes:
         ids: int64[frontier], global ids.
+        rows: int64[frontier], their rows, counted from that of :attr:`.Edges.first_row`.
         fanout: most neighbours of a node; negative means all.
         replace: with replacement a node with any candidate gets exactly ``fanout``.
-        keys: uint64[frontier], hash of everything a node's draw depends on except the node; or uint64[1], for all.
+        keys: uint64[frontier], hash of everything a node's draw depends on except the node; or uint64[1], for all. Of
+            LABOR the keys of the sources' numbers.
     """
 
     ids: I64
+    rows: I64
     fanout: int
     replace: bool
     keys: U64
 
 
 class Candidates(NamedTuple):
-    """The edges that each node of the frontier draws from, in the host that holds the node.
+    """The places that each node of the frontier draws from, in the host that holds the node: int64[frontier] each.
 
-    The kernels fill these arrays at the ``positions`` that they are given. The last three may be empty: those of
-    excluded edges where no edge is excluded, the last where all edges are alike.
+    :func:`count` fills these arrays at the ``positions`` that it is given.
 
     Attributes:
-        begins: int64[frontier], the node's first edge, counted from the host's first one.
-        degrees: int64[frontier], how many edges there are, without the excluded ones.
-        excluded_begin: int64[frontier], begin of the node's excluded edges among those of its host.
-        num_excluded: int64[frontier], their number.
-        num_candidates: int64[frontier], how many of the edges can be drawn: those of weight above 0.
+        begins: the first place.
+        degrees: how many places there are.
+        num_candidates: how many of them have a weight above 0, and are not excluded; only with weights.
+        row_begins: the first edge of the node's row; only with an ``order``.
+        excluded_begin: begin of the row's excluded edges among those of its host; only if some are excluded.
+        num_excluded: their number; only if some are excluded.
     """
 
     begins: I64
     degrees: I64
+    num_candidates: I64
+    row_begins: I64
     excluded_begin: I64
     num_excluded: I64
-    num_candidates: I64
+
+
+class Edges(NamedTuple):
+    """The edges of one host, as far as a draw knows them.
+
+    Attributes:
+        indptr: int64[n + 1], CSC offsets of the host's rows.
+        first_row: the number of row 0.
+        drawable: int[n], how many edges of each row have a weight above 0, or are in its list in ``order``; empty to
+            count those with a weight.
+        excluded: int64[k], edges that cannot be drawn, ascending, each once.
+        mask: bool or uint8 [nnz], which edges can be drawn.
+        weights: float or bool [nnz]: edges are drawn in proportion to them.
+        order: int32 or uint32 [nnz], the place in its row of each edge in the row's list: that of :func:`list_allowed`,
+            or of the edges sorted by time.
+        times: the times in this order, and what the nodes may see.
+        table: uint64 [nnz], filled by :func:`.alias_tables`; empty to make that of a row when it is drawn from, where
+            the draws are the same.
+        labor: the sources: LABOR takes those with the smallest numbers.
+    """
+
+    indptr: I64
+    first_row: int
+    drawable: Array | None = None
+    excluded: I64 = _NO_EDGES
+    mask: Mask | None = None
+    weights: Array | None = None
+    order: Array | None = None
+    times: Times | None = None
+    table: U64 | None = None
+    labor: Numbers | None = None
+
+
+def count(dst: Destinations, edges: Edges, positions: I64, rows: Candidates, counts: I64) -> int:
+    """Fill how many neighbours each node will get.
+
+    Args:
+        dst: the frontier.
+        edges: the host's edges.
+        positions: int64[m], see above.
+        rows: filled.
+        counts: int64[frontier], filled.
+
+    Returns:
+        The position of the first edge whose weight is negative, NaN or too large to add, or -1. Only looked for where
+        ``drawable`` is empty.
+    """
+    bad: int = _count(_lists(edges), dst, *edges[:8], positions, rows, counts)
+    return bad
+
+
+def choose(dst: Destinations, edges: Edges, positions: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
+    """Choose edges of each node; if all are taken, they are in the order of their places.
+
+    Args:
+        dst: the frontier.
+        edges: the host's edges.
+        positions: int64[m], see above.
+        rows: as :func:`count` filled them.
+        offsets: int64[frontier + 1], prefix sums of the counts.
+        picks: int64[offsets[-1]], filled with positions in the host's edges.
+    """
+    scratch = None if edges.labor is None else (np.empty(CHUNK, np.uint32), np.empty(CHUNK, np.uint64))
+    _choose(_lists(edges), dst, *edges[3:], positions, rows, offsets, scratch, picks)
+
+
+def _lists(edges: Edges) -> bool | None:
+    """Return None if all edges are alike: then no places are listed."""
+    special = edges.mask, edges.weights, edges.order, edges.labor
+    return None if all(one is None for one in special) else True
 
 
 @njit(inline="always")
@@ -79,27 +160,295 @@ def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
     return fanout
 
 
-@njit(inline="always")
-def key_of(dst: Any, p: Any) -> Any:
-    """Return the key that the draws of the node at position ``p`` hash together with their numbers."""
-    key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
-    return mix64(key ^ mix64(np.uint64(dst.ids[p])))
-
-
 @njit()
-def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64) -> None:
-    """Fill ``begins`` and ``degrees`` of the rows, and how many neighbours each node will get."""
+def _count(
+    lists: Any,
+    dst: Any,
+    indptr: I64,
+    first_row: int,
+    drawable: Any,
+    excluded: I64,
+    mask: Any,
+    weights: Any,
+    order: Any,
+    times: Any,
+    positions: I64,
+    rows: Any,
+    counts: I64,
+) -> int:
+    """See :func:`count`."""
+    # the compiler leaves out what depends on a parameter that is None, so these keep their names
+    dst, indptr, excluded, positions, rows, counts = borrowed((dst, indptr, excluded, positions, rows, counts))
+    own_weights, own_times, own_drawable = borrowed((weights, times, drawable))
+    low = high = 0
+    shift, directory = _directory(excluded)
     n = len(positions)
     for i in range(n):
         if i + _NODES_AHEAD < n:
-            prefetch(indptr, dst.ids[positions[i + _NODES_AHEAD]] - first_id)
+            prefetch(indptr, dst.rows[positions[i + _NODES_AHEAD]] - first_row)
+        if times is not None:
+            if i + _ORDERS_AHEAD < n:
+                later = dst.rows[positions[i + _ORDERS_AHEAD]] - first_row
+                prefetch_times(own_times, indptr[later], indptr[later + 1])
         p = positions[i]
-        row = dst.ids[p] - first_id
-        begin = indptr[row]
+        row = dst.rows[p] - first_row
+        begin = first = indptr[row]
         degree = indptr[row + 1] - begin
-        rows.begins[p] = begin
+        if len(excluded) > 0:
+            low, high = _excluded_of(excluded, directory, shift, begin, begin + degree)
+            rows.excluded_begin[p] = low
+            rows.num_excluded[p] = high - low
+        if times is not None:
+            first, degree = visible(own_times, p, begin, begin + degree)
+        alive = degree
+        if drawable is not None:
+            if len(own_drawable) > 0:
+                alive = np.int64(own_drawable[row])
+        if weights is not None:
+            if len(own_drawable) == 0:
+                _, alive, bad = add_up(own_weights[begin : begin + degree])
+                if bad >= 0:
+                    return int(begin + bad)
+        elif order is not None:  # the list in it may be shorter than the row
+            degree = alive
+        if lists is not None:
+            if mask is not None or high > low:
+                alive = len(_list(first, degree, begin, order, mask, weights, excluded, low, high, 0))
+        else:
+            alive -= high - low
+        rows.begins[p] = first
         rows.degrees[p] = degree
-        counts[p] = num_picks(degree, dst.fanout, dst.replace)
+        if order is not None:
+            rows.row_begins[p] = begin
+        if weights is not None:
+            rows.num_candidates[p] = alive
+        counts[p] = num_picks(alive, dst.fanout, dst.replace)
+    return -1
+
+
+@njit()
+def _choose(
+    lists: Any,
+    dst: Any,
+    excluded: I64,
+    mask: Any,
+    weights: Any,
+    order: Any,
+    times: Any,
+    table: Any,
+    labor: Any,
+    positions: I64,
+    rows: Any,
+    offsets: I64,
+    scratch: Any,
+    picks: I64,
+) -> None:
+    """See :func:`choose`."""
+    # the compiler leaves out what depends on a parameter that is None, so these keep their names
+    dst, excluded, positions, rows, offsets, picks = borrowed((dst, excluded, positions, rows, offsets, picks))
+    own_order, own_weights, own_table, own_labor, space = borrowed((order, weights, table, labor, scratch))
+    replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
+    low = high = 0
+    steps, newest = len(positions), -1
+    if order is not None:
+        steps += _ORDERS_AHEAD
+    if times is not None:
+        newest = dst.fanout if times.newest else -1
+    for i in range(steps):
+        if order is not None:
+            if i >= _ORDERS_AHEAD:  # the draws of an earlier node
+                _follow(own_order, rows, positions[i - _ORDERS_AHEAD], offsets, picks)
+            if i >= len(positions):
+                continue
+        if table is not None:
+            if len(own_table) > 0:
+                _prefetch_row(own_table, rows, positions, i + _TABLES_AHEAD, _TABLE)
+        if labor is not None:
+            _prefetch_row(own_labor.sources, rows, positions, i + _NODES_AHEAD, _SOURCES)
+        p = positions[i]
+        chosen = picks[offsets[p] : offsets[p + 1]]
+        k = len(chosen)
+        if k == 0:
+            continue
+        first, n = rows.begins[p], rows.degrees[p]
+        if len(excluded) > 0:
+            low = rows.excluded_begin[p]
+            high = low + rows.num_excluded[p]
+        key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
+        how = key, dst.ids[p], replace, newest
+        everything = False
+        if weights is not None:
+            everything = not replace and k == rows.num_candidates[p]
+        if lists is None:
+            _pick(how, everything, own_weights, own_table, own_labor, space, first, n - (high - low), chosen)
+            if high > low:
+                _step_over(excluded, low, high, chosen)
+        elif mask is None and high == low:
+            _pick(how, everything, own_weights, own_table, own_labor, space, first, n, chosen)
+        else:
+            begin = first
+            if order is not None:
+                begin = rows.row_begins[p]
+            listed = _list(first, n, begin, order, mask, None, excluded, low, high, 1 if replace else k)
+            _pick_listed(how, everything, own_weights, own_table, own_labor, space, listed, chosen)
+        if order is not None:
+            for j in range(k):
+                prefetch(own_order, chosen[j])
+
+
+@njit()
+def _pick_listed(
+    how: Any, everything: Any, weights: Any, table: Any, labor: Any, scratch: Any, listed: Any, chosen: Any
+) -> None:
+    """Choose of the places in a list, int64[n]. A function of its own: copies count references in the loop."""
+    of_list, slots, numbers = weights, table, labor
+    if weights is not None:
+        of_list = weights[listed]
+    if table is not None:
+        slots = table[:0]
+    if labor is not None:
+        numbers = Numbers(labor.sources[listed], labor.period, labor.phase)
+    _pick(how, everything, of_list, slots, numbers, scratch, 0, len(listed), chosen)
+    for j in range(len(chosen)):
+        chosen[j] = listed[chosen[j]]
+
+
+@njit(forceinline=True)
+def _pick(
+    how: Any,
+    everything: Any,
+    weights: Any,
+    table: Any,
+    labor: Any,
+    scratch: Any,
+    first: Any,
+    n: Any,
+    chosen: Any,
+) -> None:
+    """Choose of a node's ``n`` places from ``first`` on; ``everything`` if as many as have a weight above 0."""
+    key, node, replace, newest = how
+    k = len(chosen)
+    if 0 <= newest < n:
+        first, n = first + n - newest, newest
+    if weights is not None:
+        chosen[:] = first  # a place of the node, in case the weights changed and fewer are chosen
+        if everything:
+            take_drawable(weights[first : first + n], first, chosen)
+            return
+    elif k == n and not replace:
+        for j in range(k):
+            chosen[j] = first + j
+        return
+    if labor is not None:
+        row = labor.sources[first : first + n]
+        if weights is not None:
+            first_arrivals(row, weights[first : first + n], key, labor.period, labor.phase, scratch[0], first, chosen)
+        else:
+            smallest_numbers(row, key, labor.period, labor.phase, scratch[0], scratch[1], first, chosen)
+        return
+    node_key = mix64(key ^ mix64(np.uint64(node)))
+    if table is not None:
+        of_row, slots = weights[first : first + n], table[first : first + n]
+        if len(table) == 0:
+            slots = np.empty(n, np.uint64)
+            make_table(of_row, add_up(of_row)[0], slots, np.empty(n, np.float64), np.empty(n, np.int64))
+        draw_by_weight(node_key, of_row, slots, first, replace, chosen)
+    elif replace:
+        for j in range(k):
+            chosen[j] = first + draw_below(mix64(node_key + np.uint64(j)), n)
+    else:
+        choose_distinct(node_key, first, n, chosen)
+
+
+@njit(inline="always")
+def _prefetch_row(values: Any, rows: Any, positions: Any, i: Any, lines: Any) -> None:
+    """Load the first cache lines of the row of a later node."""
+    if i < len(positions):
+        begin, step = rows.begins[positions[i]], 64 // values.itemsize
+        for e in range(begin, begin + min(rows.degrees[positions[i]], lines * step), step):
+            prefetch(values, e)
+
+
+@njit(inline="always")
+def _follow(order: Any, rows: Any, p: Any, offsets: Any, picks: Any) -> None:
+    """Turn places in the ordered row of a node into its edges."""
+    begin = rows.row_begins[p]
+    for o in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):  # unsigned indices are not tested for being < 0
+        picks[o] = begin + np.int64(order[np.uint64(picks[o])])
+
+
+@njit()
+def _list(
+    first: Any, n: Any, begin: Any, order: Any, mask: Any, weights: Any, excluded: Any, low: Any, high: Any, least: Any
+) -> Any:
+    """List which of the ``n`` places from ``first`` on can be drawn, int64[m]; more if they are fewer than ``least``.
+
+    ``begin`` is the first edge of the row, ``excluded[low:high]`` are its excluded edges.
+    """
+    listed = np.empty(n, np.int64)
+    count, spare = 0, first
+    for e in range(first, first + n):
+        edge = e
+        if order is not None:
+            edge = begin + np.int64(order[e])
+        at = first_not_below(excluded, low, high, edge)
+        fits = at == high or excluded[at] != edge
+        spare = e if fits else spare
+        if mask is not None:
+            fits &= mask[edge] != 0
+        if weights is not None:
+            fits &= weights[edge] > 0
+        listed[count] = e  # without a branch: a place that is not counted is written over
+        count += fits
+    while count < least:  # the mask was written meanwhile
+        listed[count] = spare
+        count += 1
+    return listed[:count]
+
+
+# Few rows have an excluded edge, and all others stay as they are: a directory of the excluded edges by their high bits
+# shows for most rows, without a search, that they have none.
+
+
+@njit()
+def _directory(excluded: Any) -> Any:
+    """Return a shift, and where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
+    shift = 0
+    if len(excluded) == 0:
+        return shift, excluded
+    while excluded[-1] >> shift > _BUCKETS * len(excluded):
+        shift += 1
+    return shift, by_key(excluded >> shift, (excluded[-1] >> shift) + 1)[0]
+
+
+@njit(inline="always")
+def _excluded_of(excluded: Any, directory: Any, shift: Any, begin: Any, end: Any) -> Any:
+    """Return the first excluded edge of ``begin .. end - 1``, and the one behind the last."""
+    # the buckets that the row's edges fall in; linear search in them, since they hold few excluded edges
+    first = directory[min(begin >> shift, len(directory) - 1)]
+    high = directory[min(((end - 1) >> shift) + 1, len(directory) - 1)]
+    while first < high and excluded[first] < begin:
+        first += 1
+    behind = first
+    while behind < high and excluded[behind] < end:
+        behind += 1
+    return first, behind
+
+
+@njit()
+def _step_over(excluded: I64, first: int, behind: int, chosen: I64) -> None:
+    """Move picks in a row without its excluded edges ``excluded[first:behind]`` over those before them."""
+    for j in range(len(chosen)):
+        low, high = first, behind
+        # excluded edge number ``middle - first`` has as many others of the row before it, so less them it is where it
+        # would be among the kept edges: all those at or before the pick move the pick by one
+        while low < high:
+            middle = (low + high) >> 1
+            if excluded[middle] - (middle - first) <= chosen[j]:
+                low = middle + 1
+            else:
+                high = middle
+        chosen[j] += low - first
 
 
 @njit()
@@ -149,28 +498,6 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
 
 
 @njit()
-def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
-    """Choose edges of each node, each with equal probability."""
-    replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
-    for i in range(len(positions)):
-        p = positions[i]
-        begin = rows.begins[p]
-        degree = rows.degrees[p]
-        out = offsets[p]
-        k = offsets[p + 1] - out
-        if k == degree and not replace:
-            for j in range(k):
-                picks[out + j] = begin + j
-            continue
-        node_key = key_of(dst, p)
-        if replace:
-            for j in range(k):
-                picks[out + j] = begin + draw_below(mix64(node_key + np.uint64(j)), degree)
-        else:
-            choose_distinct(node_key, begin, degree, picks[out : out + k])
-
-
-@njit()
 def copy_neighbours(indices: Array, positions: I64, offsets: I64, first_edge: int, picks: I64, out_src: Array) -> None:
     """Follow chosen edges to their sources, and turn the choices into global edge ids.
 
@@ -197,18 +524,9 @@ def copy_neighbours(indices: Array, positions: I64, offsets: I64, first_edge: in
             picks[o] += first_edge
 
 
-# Choose in-neighbours uniformly among the edges whose mask is set.
-#
-# The allowed edges can be listed once for all rows (:func:`list_allowed`), or row by row at the draw. A draw is that of
-# :func:`choose_uniform` in the list.
-
-_AHEAD = 4  # nodes between the prefetch of a row's list and its use
-_LINES = 128  # most entries of a list that are prefetched, 16 in a cache line
-
-
 @njit()
 def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> int:
-    """List the edges of each row whose mask is set.
+    """List the edges of each row whose mask is set: the ``order`` of a masked draw.
 
     Args:
         indptr: int64[n + 1].
@@ -217,198 +535,13 @@ def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> 
         num_candidates: int [n], filled.
 
     Returns:
-        -1: no value of a mask is bad (:func:`alias_tables` can find one).
+        -1: no value of a mask is bad (:func:`.alias_tables` can find one).
     """
     for row in range(len(indptr) - 1):
-        begin, end = indptr[row], indptr[row + 1]
-        num_candidates[row] = _list_row(mask[begin:end], table[begin:end])
+        begin, count = indptr[row], 0
+        for e in range(begin, indptr[row + 1]):
+            if mask[e]:
+                table[begin + count] = e - begin
+                count += 1
+        num_candidates[row] = count
     return -1
-
-
-@njit()
-def _list_row(mask: Mask, table: U32) -> Any:
-    """Fill the front of ``table`` (uint32[degree]) with the places in the row whose mask is set; return how many."""
-    count = 0
-    for t in range(len(mask)):
-        if mask[t]:
-            table[count] = t
-            count += 1
-    return count
-
-
-@njit()
-def choose_masked(
-    dst: Destinations, mask: Mask, prepared: U32, positions: I64, rows: Candidates, offsets: I64, picks: I64
-) -> None:
-    """Choose among the edges of each node whose mask is set.
-
-    ``prepared`` is [nnz], filled by :func:`list_allowed`, or empty: then a row is listed when it is drawn from; the
-    draws are the same. The others are as in :func:`choose_weighted`. A write to the mask may have changed it since the
-    edges were counted: the choice then is undefined, but only ever among the edges of the node.
-    """
-    scratch = np.zeros(1, np.uint32)
-    for i in range(len(positions)):
-        p = positions[i]
-        begin = rows.begins[p]
-        degree = rows.degrees[p]
-        out = offsets[p]
-        k = offsets[p + 1] - out
-        if len(prepared) > 0 and i + _AHEAD < len(positions):
-            later = positions[i + _AHEAD]
-            for e in range(rows.begins[later], rows.begins[later] + min(rows.degrees[later], _LINES), 16):
-                prefetch(prepared, e)
-        if k == 0:
-            continue
-        if len(prepared) > 0:
-            table = prepared[begin : begin + degree]
-        else:
-            if degree > len(scratch):
-                scratch = np.zeros(2 * degree, np.uint32)
-            table = scratch[:degree]
-            table[:] = 0  # if the mask changed since the count, entries behind the list must be edges of the row too
-            _list_row(mask[begin : begin + degree], table)
-        chosen = picks[out : out + k]
-        num_candidates = rows.num_candidates[p]
-        if dst.fanout < 0 or (k == num_candidates and not dst.replace):
-            for j in range(k):
-                chosen[j] = begin + np.int64(table[j])
-            continue
-        node_key = key_of(dst, p)
-        if dst.replace:
-            for j in range(k):
-                chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), num_candidates)])
-        else:
-            choose_distinct(node_key, 0, num_candidates, chosen)  # places in the list, replaced by edges in place
-            for j in range(k):
-                chosen[j] = begin + np.int64(table[chosen[j]])
-
-
-# Remove excluded edges from rows before they are drawn from.
-#
-# A row of d edges, m of them excluded, is drawn from as a row of d - m edges: the distribution is that of the graph
-# without the excluded edges. :func:`shorten_rows` comes after the rows were counted, :func:`step_over` after edges were
-# chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without those of the
-# excluded edges in between, so that the choosing kernels meet nothing but shorter rows.
-#
-# Few rows have an excluded edge, and all others stay as they are: a directory of the excluded edges by their high bits
-# shows for most rows, without a search, that they have none.
-
-_BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
-
-
-@njit()
-def _directory(excluded: I64, shift: int) -> I64:
-    """Return where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
-    begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
-    for edge in excluded:
-        begins[(edge >> shift) + 1] += 1
-    for b in range(1, len(begins)):
-        begins[b] += begins[b - 1]
-    return begins
-
-
-@njit()
-def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candidates, counts: I64) -> None:
-    """Find the excluded edges of each node and remove them from its degree and its count.
-
-    ``excluded`` is int64[k], positions in the host's edges, ascending, each once. ``excluded_begin`` and
-    ``num_excluded`` of the rows are filled; ``degrees``, and ``counts`` as if all edges are alike, are reduced.
-    """
-    if len(excluded) == 0:
-        for i in range(len(positions)):
-            rows.num_excluded[positions[i]] = 0
-        return
-    shift = 0
-    while excluded[-1] >> shift > _BUCKETS * len(excluded):
-        shift += 1
-    directory = _directory(excluded, shift)
-    last = len(directory) - 1
-    for i in range(len(positions)):
-        p = positions[i]
-        begin, end = rows.begins[p], rows.begins[p] + rows.degrees[p]
-        # the buckets that the row's edges fall in; linear search in them, since they hold few excluded edges
-        first = directory[min(begin >> shift, last)]
-        high = directory[min(((end - 1) >> shift) + 1, last)]
-        while first < high and excluded[first] < begin:
-            first += 1
-        behind = first
-        while behind < high and excluded[behind] < end:
-            behind += 1
-        rows.excluded_begin[p] = first
-        rows.num_excluded[p] = behind - first
-        if behind > first:
-            rows.degrees[p] -= behind - first
-            counts[p] = num_picks(rows.degrees[p], dst.fanout, dst.replace)
-
-
-@njit()
-def recount_weighted(
-    dst: Destinations, weights: Array, excluded: I64, positions: I64, rows: Candidates, counts: I64
-) -> None:
-    """Count, in shortened rows, the edges that can be drawn.
-
-    ``weights`` is float or bool [nnz], one for each edge of the host; ``rows.num_candidates`` and ``counts`` are
-    filled. Other arguments are as :func:`shorten_rows` left them.
-    """
-    for i in range(len(positions)):
-        p = positions[i]
-        next_excluded = rows.excluded_begin[p]
-        behind = next_excluded + rows.num_excluded[p]
-        drawable = 0
-        # ``degrees`` no longer counts the excluded edges, which still lie between the others
-        for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
-            if next_excluded < behind and excluded[next_excluded] == e:
-                next_excluded += 1
-            else:
-                drawable += weights[e] > 0
-        rows.num_candidates[p] = drawable
-        counts[p] = num_picks(drawable, dst.fanout, dst.replace)
-
-
-@njit()
-def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, starts: I64, kept: Array) -> None:
-    """Copy the weights of shortened rows, one row after the other.
-
-    ``starts`` is int64[frontier], filled at ``positions`` with the begin of each row in ``kept``, which has a weight
-    for each edge left. Other arguments are as in :func:`recount_weighted`.
-    """
-    at = 0
-    for i in range(len(positions)):
-        p = positions[i]
-        starts[p] = at
-        next_excluded = rows.excluded_begin[p]
-        behind = next_excluded + rows.num_excluded[p]
-        for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
-            if next_excluded < behind and excluded[next_excluded] == e:
-                next_excluded += 1
-            else:
-                kept[at] = weights[e]
-                at += 1
-
-
-@njit()
-def step_over(excluded: I64, positions: I64, starts: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
-    """Turn picks in shortened rows into edges of the host.
-
-    ``starts`` is int64[frontier], the begin of each row for the choosing kernel. ``offsets`` and ``picks`` are as in
-    :func:`choose_uniform`; a pick is moved by the number of excluded edges before it. Other arguments are as
-    :func:`shorten_rows` left them.
-    """
-    for i in range(len(positions)):
-        p = positions[i]
-        first = rows.excluded_begin[p]
-        n = rows.num_excluded[p]
-        if n == 0:
-            continue
-        for o in range(offsets[p], offsets[p + 1]):
-            edge = rows.begins[p] + picks[o] - starts[p]
-            low, high = 0, n
-            # excluded edge number ``middle`` has ``middle`` others of the row before it, so less them it is where it
-            # would be among the kept edges: all those at or before the pick move the pick by one
-            while low < high:
-                middle = (low + high) >> 1
-                if excluded[first + middle] - middle <= edge:
-                    low = middle + 1
-                else:
-                    high = middle
-            picks[o] = edge + low

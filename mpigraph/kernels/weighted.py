@@ -12,12 +12,8 @@ import numpy as np
 
 from mpigraph.arrays import F64, I64, U64, Array
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
-from mpigraph.kernels.sample import Candidates, Destinations, key_of, num_picks
 
-_AHEAD = 4  # nodes between the prefetch of a row's table and its use
-_LINES = 128  # most slots of a table that are prefetched, 8 in a cache line
 _MANY = 64  # draws of a node above which one pass over its edges is faster
 _TRIES = 3  # repeated draws for each edge to choose, after which that pass is faster too
 _LATE = np.uint64(1) << np.uint64(32)  # added to the numbers of the pass's draws, so that none is used twice
@@ -43,18 +39,18 @@ def alias_tables(indptr: I64, weights: Array, table: U64, num_candidates: Array)
     scratch = np.empty(1, np.float64), np.empty(1, np.int64)
     for row in range(len(indptr) - 1):
         begin, end = indptr[row], indptr[row + 1]
-        total, num_candidates[row], bad = _add_up(weights[begin:end])
+        total, num_candidates[row], bad = add_up(weights[begin:end])
         if bad >= 0:
             return int(begin + bad)
         if num_candidates[row] > 0:
             if end - begin > len(scratch[0]):
                 scratch = np.empty(2 * (end - begin), np.float64), np.empty(2 * (end - begin), np.int64)
-            _make_table(weights[begin:end], total, table[begin:end], scratch[0], scratch[1])
+            make_table(weights[begin:end], total, table[begin:end], scratch[0], scratch[1])
     return -1
 
 
 @njit()
-def _add_up(weights: Array) -> Any:
+def add_up(weights: Array) -> Any:
     """Return the sum of a row's weights, how many edges can be drawn, and the first bad one or -1."""
     total = 0.0
     drawable = 0
@@ -68,7 +64,7 @@ def _add_up(weights: Array) -> Any:
 
 
 @njit(error_model="numpy")
-def _make_table(weights: Array, total: float, table: U64, left: F64, order: I64) -> None:
+def make_table(weights: Array, total: float, table: U64, left: F64, order: I64) -> None:
     """Fill the slots of a row whose weights add up to ``total`` > 0.
 
     ``left`` and ``order`` are scratch of the row's length: the weight of each edge that is not yet in a slot, in units
@@ -112,39 +108,6 @@ def _draw(table: U64, node_key: Any, number: Any) -> Any:
 
 
 @njit()
-def count_weighted(
-    dst: Destinations,
-    indptr: I64,
-    first_id: int,
-    weights: Array,
-    prepared: Array,
-    positions: I64,
-    rows: Candidates,
-    counts: I64,
-) -> int:
-    """Fill how many neighbours each node will get, as if edges of weight 0 did not exist.
-
-    ``weights`` is float or bool [nnz], one for each edge of the host. ``prepared`` is int [n], how many edges of each
-    row can be drawn; or empty: then the edges are counted here. ``begins``, ``degrees`` and ``num_candidates`` of the
-    rows are filled. Return the position of the first edge whose weight is negative, NaN or too large to add, or -1.
-    """
-    for i in range(len(positions)):
-        p = positions[i]
-        row = dst.ids[p] - first_id
-        begin, end = indptr[row], indptr[row + 1]
-        rows.begins[p] = begin
-        rows.degrees[p] = end - begin
-        if len(prepared) > 0:
-            rows.num_candidates[p] = prepared[row]
-        else:
-            _, rows.num_candidates[p], bad = _add_up(weights[begin:end])
-            if bad >= 0:
-                return int(begin + bad)
-        counts[p] = num_picks(rows.num_candidates[p], dst.fanout, dst.replace)
-    return -1
-
-
-@njit()
 def _sink(times: F64, edges: I64, node: int) -> None:
     """Move an edge of a binary heap down to its place; the latest arrival is the root, of equal ones the last edge."""
     time = times[node]
@@ -169,36 +132,29 @@ def _make_heap(times: F64, edges: I64) -> None:
         _sink(times, edges, node)
 
 
-@njit()
-def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: int, chosen: I64) -> None:
-    """Choose the edges missing in ``chosen[num_chosen:]``, one after the other among those not chosen.
+@njit(inline="always")
+def keep_first(times: Any, edges: Any, count: Any, time: Any, edge: Any) -> Any:
+    """Put an edge among the ``count`` first arrivals; return how many there are then.
 
-    Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
-    (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006). A heap keeps them, and sorts them.
+    Edges come in their order. ``times`` (float64[k]) and ``edges`` (int64[k]) are a heap once they are full.
     """
-    edges = chosen[num_chosen:]
-    times = np.empty(len(edges), np.float64)
-    count = 0
-    for t in range(len(weights)):
-        if not weights[t] > 0:
-            continue
-        known = False
-        for c in range(num_chosen):
-            known |= chosen[c] == begin + t
-        if known:
-            continue
-        arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
-        if count < len(edges):
-            times[count] = arrival
-            edges[count] = begin + t
-            count += 1
-            if count == len(edges):
-                _make_heap(times, edges)
-        elif arrival < times[0]:
-            times[0] = arrival
-            edges[0] = begin + t
-            _sink(times, edges, 0)
-    if count < len(edges):  # the weights changed meanwhile
+    if count < len(times):
+        times[count] = time
+        edges[count] = edge
+        if count + 1 == len(times):
+            _make_heap(times, edges)
+        return count + 1
+    if time < times[0]:
+        times[0] = time
+        edges[0] = edge
+        _sink(times, edges, 0)
+    return count
+
+
+@njit()
+def sort_first(times: F64, edges: I64, count: int) -> None:
+    """Sort the first arrivals that :func:`keep_first` kept; of equal ones the first edge comes first."""
+    if count < len(times):
         _make_heap(times[:count], edges)
     for last in range(count - 1, 0, -1):
         times[0], times[last] = times[last], times[0]
@@ -207,14 +163,45 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: in
 
 
 @njit()
-def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, table: U64, chosen: I64) -> None:
-    """Choose distinct edges one after the other, with probability proportional to weight among those left.
+def _choose_late(node_key: np.uint64, weights: Array, begin: int, known: I64, late: I64) -> None:
+    """Choose edges one after the other among those that are not ``known``.
 
-    A draw that finds a chosen edge is repeated; a word with one bit for each residue modulo 64 shows for most picks
-    that they are new. After too many repetitions, or if many edges are to be chosen, one pass over the edges chooses
-    the rest.
+    Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
+    (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006).
+    """
+    times = np.empty(len(late), np.float64)
+    count = 0
+    for t in range(len(weights)):
+        fits = weights[t] > 0
+        for c in range(len(known)):
+            fits &= known[c] != begin + t
+        if fits:
+            time = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
+            count = keep_first(times, late, count, time, begin + t)
+    sort_first(times, late, count)
+
+
+@njit()
+def draw_by_weight(node_key: np.uint64, weights: Array, table: U64, begin: int, replace: bool, chosen: I64) -> None:
+    """Choose edges of a row with probability proportional to weight.
+
+    Without ``replace`` one comes after the other, among those left. A draw that finds a chosen edge is repeated; a word
+    with one bit for each residue modulo 64 shows for most picks that they are new. After too many repetitions, or if
+    many edges are to be chosen, one pass over the edges chooses the rest.
+
+    Args:
+        node_key: hash of the hop's key and the node's id.
+        weights: float [degree].
+        table: uint64 [degree], the row's alias table.
+        begin: the row's first edge.
+        replace: the same edge may be chosen again.
+        chosen: int64[k], filled; without ``replace`` k is below the number of weights above 0.
     """
     k = len(chosen)
+    if replace:
+        for j in range(k):
+            chosen[j] = begin + _draw(table, node_key, j)
+        return
     num_chosen = 0
     seen = np.uint64(0)
     if k <= _MANY:
@@ -232,58 +219,11 @@ def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, t
             num_chosen += 1
             if num_chosen == k:
                 return
-    _choose_late(node_key, begin, weights, num_chosen, chosen)
+    _choose_late(node_key, weights, begin, chosen[:num_chosen], chosen[num_chosen:])
 
 
 @njit()
-def choose_weighted(
-    dst: Destinations, weights: Array, prepared: U64, positions: I64, rows: Candidates, offsets: I64, picks: I64
-) -> None:
-    """Choose edges of each node with probability proportional to their weight.
-
-    A write to the weights may have changed them since the edges were counted: the choice then is undefined, but only
-    ever among the edges of the node. ``weights`` is float [nnz], checked by :func:`count_weighted`. ``prepared`` is
-    [nnz], filled by :func:`alias_tables`, or empty: then the table of a row is made when it is drawn from, and the
-    draws are the same.
-    """
-    slots = np.empty(1, np.uint64)
-    scratch = np.empty(1, np.float64), np.empty(1, np.int64)
-    for i in range(len(positions)):
-        p = positions[i]
-        begin = rows.begins[p]
-        degree = rows.degrees[p]
-        out = offsets[p]
-        k = offsets[p + 1] - out
-        if len(prepared) > 0 and i + _AHEAD < len(positions):
-            later = positions[i + _AHEAD]
-            for e in range(rows.begins[later], rows.begins[later] + min(rows.degrees[later], _LINES), 8):
-                prefetch(prepared, e)
-        if k == 0:
-            continue
-        row = weights[begin : begin + degree]
-        chosen = picks[out : out + k]
-        chosen[:] = begin  # edges of the node, in case the weights changed and fewer are chosen
-        if dst.fanout < 0 or (k == rows.num_candidates[p] and not dst.replace):
-            _take_all(row, begin, chosen)
-            continue
-        if len(prepared) > 0:
-            table = prepared[begin : begin + degree]
-        else:
-            if degree > len(slots):
-                slots = np.empty(2 * degree, np.uint64)
-                scratch = np.empty(2 * degree, np.float64), np.empty(2 * degree, np.int64)
-            table = slots[:degree]
-            _make_table(row, _add_up(row)[0], table, scratch[0], scratch[1])
-        node_key = key_of(dst, p)
-        if not dst.replace:
-            _choose_distinct_weighted(node_key, begin, row, table, chosen)
-            continue
-        for j in range(k):
-            chosen[j] = begin + _draw(table, node_key, j)
-
-
-@njit()
-def _take_all(weights: Array, begin: int, chosen: I64) -> None:
+def take_drawable(weights: Array, begin: int, chosen: I64) -> None:
     """Fill ``chosen`` with the edges of weight above 0, at most as many as were counted."""
     count = 0
     for t in range(len(weights)):

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, U64, Array, Mask
-from mpigraph.kernels.csr import find_in_rows, find_rows, keys_of_rows, list_rows, number_by_key
+from mpigraph.kernels.csr import by_key, find_in_rows, find_rows, keys_of_rows, list_rows
 from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.mpi.messages import HEAD
@@ -50,7 +50,8 @@ class Workers:
         self._threads: list[int] = []
         self._pool: ThreadPoolExecutor | None = None
         if num_threads > 1:
-            self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker", _note_thread, (self._threads,))
+            note, name = self._threads.append, "mpigraph-worker"
+            self._pool = ThreadPoolExecutor(num_threads - 1, name, lambda: note(threading.get_native_id()))
 
     def run(self, work: Callable[[I64], object], positions: I64) -> None:
         """Call ``work`` on slices of ``positions``, each in a thread."""
@@ -80,10 +81,6 @@ class Workers:
         if cores:
             for thread in self._threads:
                 os.sched_setaffinity(thread, cores)
-
-
-def _note_thread(threads: list[int]) -> None:
-    threads.append(threading.get_native_id())
 
 
 PositionsByHost = list[tuple[int, I64]]
@@ -173,9 +170,7 @@ class LocalSampling:
         nodes = len(request.ids)
         begin = nodes * len(self._dense)
         total = begin + len(self._listed.at)
-        excluding = total if len(request.excluded) else 0
-        lengths = zip(Candidates._fields, (total, total, excluding, excluding, total), strict=True)
-        self._scratch = Candidates(*(buffers.take(f"{name} {number}", length) for name, length in lengths))
+        self._scratch = Candidates(*(buffers.take(f"{name} {number}", total) for name in Candidates._fields))
         self._counts = buffers.take(f"counts {number}", total)
         if sum(len(positions) for _, positions in by_host) < nodes:
             self._counts[:begin] = 0
@@ -314,8 +309,8 @@ class _Listed(NamedTuple):
 
 def rows_in_order(relations: I64, at: I64, request: SamplingRequest) -> I64:
     """Return the order of rows of some relations (int64[m]) by relation, and by the position (int64[m]) there."""
-    order = _order(at, len(request.ids))
-    return order[_order(relations[order], len(request.chosen))]
+    order = by_key(at, len(request.ids))[1]
+    return order[by_key(relations[order], len(request.chosen))[1]]
 
 
 def merged(
@@ -333,7 +328,8 @@ def merged(
     nodes, dense = len(request.ids), parts[0][1].dense
     relations, at = (np.concatenate([getattr(rows, of) for _, rows in parts]) for of in ("relations", "at"))
     order = rows_in_order(relations, at, request)
-    to_listed = nodes * len(dense) + _inverse(order)
+    to_listed = np.empty(len(order), np.int64)
+    to_listed[order] = nodes * len(dense) + np.arange(len(order))
     counts = np.zeros(nodes * len(dense) + len(order), np.int64)
     places, done = [], 0
     for positions, rows in parts:
@@ -358,10 +354,9 @@ def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, work
         edges = topology.adjacency(query.relation, host)
         exist[positions] = False
         rows, positions = _by_row(edges, query.ids, positions)
-        first = edges.first_node if edges.rows is None else 0
 
-        def look(part: I64, edges: Adjacency = edges, rows: I64 = rows, first: int = first) -> None:
-            find_in_rows(edges.indptr, edges.indices, first, query.src, rows, part, exist)
+        def look(part: I64, edges: Adjacency = edges, rows: I64 = rows) -> None:
+            find_in_rows(edges.indptr, edges.indices, edges.first_row, query.src, rows, part, exist)
 
         workers.run(look, positions)
 
@@ -384,22 +379,8 @@ _NONE = np.empty(0, np.int64)
 
 def _runs(keys: I64, num_keys: int) -> list[I64]:
     """Return the positions of each key that occurs, ascending."""
-    order = _order(keys, num_keys)
+    order = by_key(keys, num_keys)[1]
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
-
-
-def _order(keys: I64, num_keys: int) -> I64:
-    """Return the stable order by keys in ``[0, num_keys)``, int64[n]."""
-    fill = sums(np.bincount(keys, minlength=num_keys))[:-1]
-    places = np.empty(len(keys), np.int64)
-    number_by_key(keys, fill, places)
-    return _inverse(places)
-
-
-def _inverse(order: I64) -> I64:
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return inverse
 
 
 class Answers:

@@ -27,18 +27,6 @@ from mpigraph.sampling.strategies import Strategy
 from mpigraph.storage.format import index_dtype
 
 
-def _no_ids() -> I64:
-    return np.empty(0, np.int64)
-
-
-def _no_roots() -> U64:
-    return np.empty(0, np.uint64)
-
-
-def _no_tensors() -> I64:
-    return np.empty((0, 0), np.int64)
-
-
 @dataclass(frozen=True)
 class SamplingRequest:
     """Sample in-neighbours of nodes of one type through some relations, by strategies that differ in tensors alone.
@@ -64,9 +52,9 @@ class SamplingRequest:
     strategy: Strategy
     want_eids: bool
     key: np.uint64
-    roots: U64 = field(default_factory=_no_roots)
-    excluded: I64 = field(default_factory=_no_ids)
-    tensors: I64 = field(default_factory=_no_tensors)
+    roots: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    excluded: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    tensors: I64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
 
 
 @dataclass(frozen=True)
@@ -118,7 +106,7 @@ def pack_request(
         np.array(header + strategy.words(), np.int64),
         *([np.array([-1 - ids], np.int64)] if isinstance(ids, int) else _pack_ids(ids)),
         np.packbits(bits).view(np.int64),
-        roots[positions].view(np.int64) if len(roots) else _no_ids(),
+        roots.view(np.int64)[positions if len(roots) else slice(0)],
         *(getattr(strategy, name)[positions] for name in strategy.columns),
         request.tensors.ravel(),
         *_pack_ids(excluded),
@@ -190,7 +178,7 @@ class _Words:
         ids = earlier[-1 - size].ids if 0 <= -1 - size < len(earlier) else self.ids(size)
         bits = self.take(-(-num_relations // 64))
         chosen = np.unpackbits(bits.view(np.uint8), count=num_relations).view(np.bool_)
-        roots = self.take(len(ids)).view(np.uint64) if flags & _HAS_ROOTS else _no_roots()
+        roots = self.take(len(ids) if flags & _HAS_ROOTS else 0).view(np.uint64)
         strategy = kind.from_words(parameters, [self.take(len(ids)) for _ in kind.columns])
         shape = len(kind.tables) if strategy.needs_tables else 0, int(np.count_nonzero(chosen))
         tensors = self.take(shape[0] * shape[1]).reshape(shape)

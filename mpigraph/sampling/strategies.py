@@ -9,29 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from mpigraph.arrays import I64, U8, U64, Array
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import CollectiveError, GraphDataError
-from mpigraph.kernels.labor import choose_labor, choose_labor_weighted
+from mpigraph.kernels.labor import Numbers
 from mpigraph.kernels.rng import combine
-from mpigraph.kernels.sample import (
-    Candidates,
-    Destinations,
-    choose_masked,
-    choose_uniform,
-    copy_kept,
-    count_uniform,
-    recount_weighted,
-    shorten_rows,
-    step_over,
-)
-from mpigraph.kernels.temporal import choose_temporal, count_temporal
-from mpigraph.kernels.weighted import choose_weighted, count_weighted
-from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.store.derived import EdgeTimes, EdgeWeights, HostTables
+from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose, count
+from mpigraph.kernels.temporal import Times
+from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 
@@ -71,7 +59,7 @@ class OwnedRows:
         host: index of the host.
         edges: the host's in-edges of the relation.
         ids: int64[n], the destinations of the whole request.
-        rows: int64[n], their rows in ``edges``, counted from :attr:`first_row`; undefined on other hosts.
+        rows: int64[n], their rows in ``edges``, counted from :attr:`.Adjacency.first_row`; undefined on other hosts.
         keys: uint64[n], for each destination, or uint64[1], for all: input of the draws besides the destination.
         excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
         scratch: int64[n] each, for kernels; ``choose`` reads the notes of ``count`` there.
@@ -85,54 +73,42 @@ class OwnedRows:
     excluded: I64
     scratch: Candidates
 
-    @property
-    def first_row(self) -> int:
-        """The number of the first row of ``edges`` in :attr:`rows`."""
-        return self.edges.first_node if self.edges.rows is None else 0
-
     def destinations(self, fanout: int, replace: bool) -> Destinations:
-        """Return the destinations as kernels take them that choose."""
-        return Destinations(self.ids, fanout, replace, self.keys)
+        """Return the destinations as kernels take them."""
+        return Destinations(self.ids, self.rows, fanout, replace, self.keys)
 
-    def to_count(self, fanout: int, replace: bool) -> Destinations:
-        """Return the destinations as kernels take them that count: by row."""
-        return Destinations(self.rows, fanout, replace, self.keys)
-
-    def split(self, positions: I64) -> tuple[I64, I64]:
-        """Return the positions of the rows without excluded edges, and of those that were shortened."""
-        shortened = self.scratch.num_excluded[positions] > 0
-        return positions[~shortened], positions[shortened]
-
-    def choose_kept(
-        self, columns: Sequence[Array], positions: I64, offsets: I64, picks: I64, choose: Callable[..., None]
-    ) -> None:
-        """Choose by ``columns``, [edges] each, of rows from which excluded edges were removed.
-
-        ``choose(columns, positions, scratch)`` fills ``picks``. Shortened rows are drawn from a copy of the columns.
-        """
-        if len(self.excluded):
-            positions, shortened = self.split(positions)
-            scratch, starts = self.scratch, np.empty(len(self.ids), np.int64)
-            left = int(scratch.degrees[shortened].sum())
-            kept = [np.empty(left, column.dtype) for column in columns]
-            for column, copy in zip(columns, kept, strict=True):
-                copy_kept(column, self.excluded, shortened, scratch, starts, copy)
-            choose(kept, shortened, scratch._replace(begins=starts))
-            step_over(self.excluded, shortened, starts, scratch, offsets, picks)
-        choose(columns, positions, self.scratch)
+    def to_draw(self) -> Edges:
+        """Return the host's edges as kernels take them, all alike."""
+        return Edges(self.edges.indptr, self.edges.first_row, excluded=self.excluded)
 
 
-class Draw(Protocol):
+class Draw:
     """A strategy with its tables on this rank; called for each host, and for each thread's ``positions``."""
 
+    def __init__(
+        self, fanout: int, replace: bool, known: Callable[[OwnedRows], Edges], weights: EdgeWeights | None = None
+    ) -> None:
+        """Draw by the kernels, from the edges that ``known`` returns of a host; errors are about ``weights``."""
+        self._how = fanout, replace
+        self._known = known
+        self._weights = weights
+
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]) with the numbers of neighbours to choose."""
+        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]) with the numbers of neighbours to choose.
+
+        Raises GraphDataError if an edge weight is negative, infinite or NaN.
+        """
+        bad = count(rows.destinations(*self._how), self._known(rows), positions, rows.scratch, counts)
+        if bad >= 0 and self._weights is not None:
+            weight = self._weights.values(rows.host)[bad]
+            raise GraphDataError(self._weights.complaint(rows.edges.first_edge + bad, weight))
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """Fill ``picks`` with edges of the host, counted from its first one.
 
         ``offsets`` (int64[n + 1]) has the place of each destination's first edge.
         """
+        choose(rows.destinations(*self._how), self._known(rows), positions, rows.scratch, offsets, picks)
 
 
 @dataclass(frozen=True)
@@ -266,21 +242,8 @@ class Uniform(Strategy):
         return False
 
     def prepare(self, store: Store, relation: int) -> Draw:
-        """Return the strategy itself, which needs no tables."""
-        return self
-
-    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """See :class:`.Draw`."""
-        dst = rows.to_count(self.fanout, self.replace)
-        count_uniform(dst, rows.edges.indptr, rows.first_row, positions, rows.scratch, counts)
-        if len(rows.excluded):
-            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
-
-    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
-        """See :class:`.Draw`."""
-        choose_uniform(rows.destinations(self.fanout, self.replace), positions, rows.scratch, offsets, picks)
-        if len(rows.excluded):
-            step_over(rows.excluded, positions, rows.scratch.begins, rows.scratch, offsets, picks)
+        """Look up nothing."""
+        return Draw(self.fanout, self.replace, OwnedRows.to_draw)
 
 
 @dataclass(frozen=True)
@@ -294,47 +257,23 @@ class Weighted(Strategy):
 
     tag = 2
     tables = ("weights",)
-    kernel: ClassVar[Callable[..., None]] = staticmethod(choose_weighted)
     replace: bool
     weights: int
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up the weights, and the tables of prepared ones."""
-        return _WeightedDraw(self, store.derived(EdgeWeights, self.weights))
+        weights = store.derived(EdgeWeights, self.weights)
+        tables = weights.tables  # one object for all passes, whatever is written meanwhile
 
+        def known(rows: OwnedRows) -> Edges:
+            drawable, table = (tables.of(name, rows.host) for name in ("num_drawable", "table"))
+            return self._known(rows.to_draw(), weights.values(rows.host), drawable, table)
 
-class _WeightedDraw:
-    def __init__(self, how: Weighted, weights: EdgeWeights) -> None:
-        self._how = how
-        self._weights = weights
-        self._tables = weights.tables  # one object for all passes, whatever is written meanwhile
+        return Draw(self.fanout, self.replace, known, weights)
 
-    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """See :class:`.Draw`. Raises GraphDataError if an edge weight is negative, infinite or NaN."""
-        edges = rows.edges
-        dst = rows.to_count(self._how.fanout, self._how.replace)
-        weights = self._weights.values(rows.host)
-        where = (edges.indptr, rows.first_row, weights, self._tables.of("num_drawable", rows.host), positions)
-        bad = count_weighted(dst, *where, rows.scratch, counts)
-        if bad >= 0:
-            raise GraphDataError(self._weights.complaint(edges.first_edge + bad, weights[bad]))
-        if len(rows.excluded):
-            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
-            _, shortened = rows.split(positions)
-            recount_weighted(dst, weights, rows.excluded, shortened, rows.scratch, counts)
-
-    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
-        """See :class:`.Draw`."""
-        dst = rows.destinations(self._how.fanout, self._how.replace)
-        whole = self._weights.values(rows.host)
-        table = self._tables.of("table", rows.host)
-
-        def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
-            (weights,) = columns
-            prepared = table if weights is whole else table[:0]  # for a copy no table was made
-            self._how.kernel(dst, weights, prepared, positions, scratch, offsets, picks)
-
-        rows.choose_kept([whole], positions, offsets, picks, choose)
+    @staticmethod
+    def _known(edges: Edges, weights: Array, drawable: Array, table: Array) -> Edges:
+        return edges._replace(weights=weights, drawable=drawable, table=table)
 
 
 @dataclass(frozen=True)
@@ -342,10 +281,10 @@ class Masked(Weighted):
     """Choose each edge whose mask is set with the same probability; ``weights`` is the number of a tensor of bool."""
 
     tag = 3
-    kernel: ClassVar[Callable[..., None]] = staticmethod(choose_masked)
 
-
-_NO_MASK = np.empty(0, np.uint8)
+    @staticmethod
+    def _known(edges: Edges, weights: Array, drawable: Array, table: Array) -> Edges:
+        return edges._replace(drawable=drawable, order=table) if len(table) else edges._replace(mask=weights)
 
 
 @dataclass(frozen=True)
@@ -379,53 +318,16 @@ class Temporal(Strategy):
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up the sorted edges and the mask."""
-        edges = store.derived(EdgeTimes, self.times, relation).tables
-        return _TemporalDraw(self, edges, store.tensor(self.mask) if self.mask else None)
+        tables = store.derived(EdgeTimes, self.times, relation).tables  # one object for both passes
+        mask = store.tensor(self.mask) if self.mask else None
 
+        def known(rows: OwnedRows) -> Edges:
+            by_time, order = (tables.of(name, rows.host) for name in ("times", "order"))
+            times = Times(by_time, self.until, self.strict, self.last, self.window)
+            allowed = None if mask is None else mask.memory(rows.host)
+            return rows.to_draw()._replace(order=order, times=times, mask=allowed)
 
-class _TemporalDraw:
-    def __init__(self, how: Temporal, edges: HostTables, mask: RowTensor | None) -> None:
-        self._how = how
-        self._edges = edges  # one object for both passes, whatever is written meanwhile
-        self._mask = mask
-
-    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """See :class:`.Draw`."""
-        count_temporal(
-            rows.to_count(self._how.fanout, self._how.replace),
-            rows.edges.indptr,
-            rows.first_row,
-            self._edges.of("times", rows.host),
-            self._edges.of("order", rows.host),
-            self._how.until,
-            self._how.strict,
-            self._how.window,
-            self._allowed(rows.host),
-            rows.excluded,
-            positions,
-            rows.scratch,
-            counts,
-        )
-
-    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
-        """See :class:`.Draw`."""
-        choose_temporal(
-            rows.destinations(self._how.fanout, self._how.replace),
-            rows.rows,
-            rows.edges.indptr,
-            rows.first_row,
-            self._edges.of("order", rows.host),
-            self._how.last,
-            self._allowed(rows.host),
-            rows.excluded,
-            positions,
-            rows.scratch,
-            offsets,
-            picks,
-        )
-
-    def _allowed(self, host: int) -> U8:
-        return _NO_MASK if self._mask is None else self._mask.memory(host)
+        return Draw(self.fanout, self.replace, known)
 
 
 _DRAWS = 0x1AB0  # separates these keys from those of draws for each destination
@@ -474,29 +376,14 @@ class Labor(Strategy):
         return np.uint64((int(key) + keys.step // self.period) % 2**64) if self.period else key
 
     def prepare(self, store: Store, relation: int) -> Draw:
-        """Look up the weights."""
-        if not self.weights:
-            return _LaborDraw(self, Uniform(self.fanout).prepare(store, relation))
-        counting = Weighted(self.fanout, False, self.weights).prepare(store, relation)
-        return _LaborDraw(self, counting, store.derived(EdgeWeights, self.weights))
+        """Look up the weights, and how many edges of each destination have one above 0."""
+        weights = store.derived(EdgeWeights, self.weights) if self.weights else None
+        tables = weights.tables if weights else None
 
+        def known(rows: OwnedRows) -> Edges:
+            edges = rows.to_draw()._replace(labor=Numbers(rows.edges.indices, self.period, self.phase))
+            if weights is None or tables is None:
+                return edges
+            return edges._replace(weights=weights.values(rows.host), drawable=tables.of("num_drawable", rows.host))
 
-class _LaborDraw:
-    def __init__(self, how: Labor, counting: Draw, weights: EdgeWeights | None = None) -> None:
-        self._how = how
-        self._weights = weights
-        self.count = counting.count
-
-    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
-        """See :class:`.Draw`."""
-        columns: list[Array] = [rows.edges.indices]
-        if self._weights is not None:
-            columns.append(self._weights.values(rows.host))
-        how = self._how
-        dst = rows.destinations(how.fanout, how.replace)
-        kernel: Callable[..., None] = choose_labor if self._weights is None else choose_labor_weighted
-
-        def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
-            kernel(dst, *columns, how.period, how.phase, positions, scratch, offsets, picks)
-
-        rows.choose_kept(columns, positions, offsets, picks, choose)
+        return Draw(self.fanout, self.replace, known, weights)

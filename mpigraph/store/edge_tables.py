@@ -35,6 +35,11 @@ class Adjacency:
     first_edge: int
     rows: Array | None = None
 
+    @property
+    def first_row(self) -> int:
+        """The number of the first row: where each destination has one, a row's number is the destination's id."""
+        return self.first_node if self.rows is None else 0
+
     def rows_of(self, ids: I64) -> tuple[I64, Mask]:
         """Return int64[n], the row of each destination (int64[n], global ids), and whether it has one, bool[n].
 

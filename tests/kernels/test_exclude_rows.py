@@ -5,8 +5,7 @@ import pytest
 from kernel_rows import I64, WEIGHTS, Csc, candidates
 
 from mpigraph.kernels.rng import combine
-from mpigraph.kernels.sample import Destinations, choose_masked, copy_kept, recount_weighted, shorten_rows, step_over
-from mpigraph.kernels.weighted import choose_weighted, count_weighted
+from mpigraph.kernels.sample import Destinations, choose, count
 
 MANY_ROWS = [0, 1, 2, 5, 5, 8, 64, 65, 66, 80, 300]
 
@@ -63,20 +62,14 @@ def test_weights_that_change_between_the_passes_never_lead_to_an_excluded_edge(
     g = Csc([2, 6, 2])
     weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)
     excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, and 3 and 4 are alive
-    dst, where = Destinations(np.array([1]), fanout, replace, np.array([3], np.uint64)), np.array([0])
-    none = np.empty(0, np.uint32 if kind == "bool" else np.uint64)
-    rows, counts, starts = candidates(1), np.zeros(1, np.int64), np.zeros(1, np.int64)
-    count_weighted(dst, g.indptr, 0, weights, np.empty(0, np.int32), where, rows, counts)
-    shorten_rows(dst, excluded, where, rows, counts)
-    recount_weighted(dst, weights, excluded, where, rows, counts)
-    assert (rows.degrees[0], rows.num_candidates[0], counts[0]) == (4, 2, 3 if replace and fanout > 0 else 2)
+    ids = np.array([1])
+    dst, where = Destinations(ids, ids, fanout, replace, np.array([3], np.uint64)), np.array([0])
+    rows, counts, edges = candidates(1), np.zeros(1, np.int64), g.edges(weights, excluded=excluded)
+    count(dst, edges, where, rows, counts)
+    assert counts[0] == (3 if replace and fanout > 0 else 2)
     weights[2:8] = np.arange(6) < alive_now
-    kept = np.empty(4, weights.dtype)
-    copy_kept(weights, excluded, where, rows, starts, kept)
     room = np.full(counts[0] + 2, -7)  # one more at each end
     picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose = choose_masked if kind == "bool" else choose_weighted
-    choose(dst, kept, none, where, rows._replace(begins=starts), offsets, picks)
-    step_over(excluded, where, starts, rows, offsets, picks)
+    choose(dst, edges, where, rows, offsets, picks)
     assert np.isin(picks, [3, 4, 6, 7]).all()
     assert room[0] == room[-1] == -7

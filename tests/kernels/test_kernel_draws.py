@@ -11,8 +11,7 @@ import pytest
 from chi_square import SUSPICIOUS, WRONG, bits, equal, p_value
 
 from mpigraph.kernels.rng import combine, draw_below, mix64, uniform01
-from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform
-from mpigraph.kernels.weighted import choose_weighted
+from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose
 
 I64 = npt.NDArray[np.int64]
 DRAWS = 40_000
@@ -23,14 +22,14 @@ def draws(degree: int, k: int, replace: bool, *, weights: list[float] | None = N
     rows, begins, degrees = np.arange(nodes), np.arange(nodes) * degree, np.full(nodes, degree)
     offsets, out = np.arange(nodes + 1) * k, np.empty((DRAWS, k), np.int64)
     tiled = None if weights is None else np.tile(np.array(weights, np.float32), nodes)
-    holes = (np.zeros(nodes, np.int64) for _ in range(2))
-    candidates = Candidates(begins, degrees, *holes, np.full(nodes, sum(w > 0 for w in weights or [])))
+    holes = (np.zeros(nodes, np.int64) for _ in range(3))
+    candidates = Candidates(begins, degrees, np.full(nodes, sum(w > 0 for w in weights or [])), *holes)
+    table = None if weights is None else np.empty(0, np.uint64)
+    edges = Edges(np.append(begins, nodes * degree), 0, weights=tiled, table=table)
     for i in range(DRAWS // nodes):
-        dst, share = Destinations(rows, k, replace, combine(11, i)[None]), out[i * nodes : (i + 1) * nodes].reshape(-1)
-        if tiled is None:
-            choose_uniform(dst, rows, candidates, offsets, share)
-        else:
-            choose_weighted(dst, tiled, np.empty(0, np.uint64), rows, candidates, offsets, share)
+        dst = Destinations(rows, rows, k, replace, combine(11, i)[None])
+        share = out[i * nodes : (i + 1) * nodes].reshape(-1)
+        choose(dst, edges, rows, candidates, offsets, share)
         share -= np.repeat(begins, k)
     return out
 

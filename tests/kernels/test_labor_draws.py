@@ -8,9 +8,9 @@ import pytest
 from chi_square import SUSPICIOUS, bits, equal, p_value
 from scipy.special import bdtrc
 
-from mpigraph.kernels.labor import choose_labor, choose_labor_weighted, source_numbers
+from mpigraph.kernels.labor import Numbers, source_numbers
 from mpigraph.kernels.rng import combine
-from mpigraph.kernels.sample import Candidates, Destinations
+from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose as choose_edges
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -69,14 +69,12 @@ def choose(
         drawable = np.array([np.count_nonzero(w > 0) for w in np.split(weights, begins[1:])])
     offsets = np.concatenate([[0], np.cumsum(np.minimum(drawable, k))])
     nothing = np.zeros(len(lists), np.int64)
-    rows = Candidates(begins, degrees, nothing, nothing, drawable)
-    dst = Destinations(positions, k, False, keys)
+    rows = Candidates(begins, degrees, drawable, *(nothing for _ in range(3)))
+    dst = Destinations(positions, positions, k, False, keys)
     picks = np.full(offsets[-1], -1, np.int64)
-    indices = np.concatenate(lists)
-    if weights is None:
-        choose_labor(dst, indices, period, phase, positions, rows, offsets, picks)
-    else:
-        choose_labor_weighted(dst, indices, weights, period, phase, positions, rows, offsets, picks)
+    numbers = Numbers(np.concatenate(lists), period, phase)
+    edges = Edges(np.append(begins, degrees.sum()), 0, weights=weights, drawable=drawable, labor=numbers)
+    choose_edges(dst, edges, positions, rows, offsets, picks)
     return [own - begin for own, begin in zip(np.split(picks, offsets[1:-1]), begins, strict=True)]
 
 

@@ -1,14 +1,17 @@
 """Counts and choices of neighbours against plain references: uniform, weighted, masked."""
 
+import gc
+import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from kernel_rows import WEIGHTS, Csc, candidates, reference_count
 
 from mpigraph.kernels.rng import combine, mix64, uniform01
-from mpigraph.kernels.sample import Destinations, choose_masked, list_allowed
-from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
+from mpigraph.kernels.sample import Destinations, choose, count as count_edges, list_allowed
+from mpigraph.kernels.weighted import alias_tables
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
@@ -126,9 +129,9 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
     weights[[4, 7]] = bad
 
     def count(ids: list[int]) -> int:
-        dst, none = Destinations(np.array(ids), 2, False, np.array([0], np.uint64)), np.empty(0, np.int32)
-        where = (g.indptr, 0, weights, none, np.arange(len(ids)))
-        return count_weighted(dst, *where, candidates(3), np.zeros(3, np.int64))
+        rows = np.array(ids)
+        dst = Destinations(rows, rows, 2, False, np.array([0], np.uint64))
+        return count_edges(dst, g.edges(weights), np.arange(len(ids)), candidates(3), np.zeros(3, np.int64))
 
     assert (count([0, 1, 2]), count([2, 0]), count([0])) == (4, 7, -1)
     assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
@@ -169,18 +172,16 @@ def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
     g = Csc([2, 6, 2])
     weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)  # four edges of the middle row can be drawn
     masked = kind == "bool"
-    prepare, choose = (list_allowed, choose_masked) if masked else (alias_tables, choose_weighted)
-    table, drawable = np.empty(10, np.uint32 if masked else np.uint64), np.empty(3, np.int32)
-    assert prepare(g.indptr, weights, table, drawable) == -1
-    dst, where = Destinations(np.array([1]), fanout, replace, np.array([3], np.uint64)), np.array([0])
+    edges, ids = g.edges(weights, prepared=True), np.array([1])
+    dst, where = Destinations(ids, ids, fanout, replace, np.array([3], np.uint64)), np.array([0])
     rows, counts = candidates(1), np.zeros(1, np.int64)
-    count_weighted(dst, g.indptr, 0, weights, drawable, where, rows, counts)
+    count_edges(dst, edges if prepared else g.edges(weights), where, rows, counts)
     weights[2:8] = np.arange(6) < alive_now
-    prepare(g.indptr, weights, table, drawable)
-    table = table if prepared else table[:0]
+    prepare, table = (list_allowed, edges.order) if masked else (alias_tables, edges.table)
+    prepare(g.indptr, weights, table, np.empty(3, np.int32))
     room = np.full(counts[0] + 2, -7)  # one more at each end
     picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose(dst, weights, table, where, rows, offsets, picks)
+    choose(dst, edges if prepared else g.edges(weights), where, rows, offsets, picks)
     assert ((picks >= 2) & (picks < 8)).all()
     assert room[0] == room[-1] == -7
 
@@ -193,3 +194,28 @@ def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
     want = g.sample(rows, 3, False, key, weights)[1]
     got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
     assert np.array_equal(np.concatenate(got), np.concatenate(want))
+
+
+@pytest.mark.parametrize("kind", [None, *WEIGHTS])
+def test_borrowed_arrays_are_neither_freed_early_nor_kept(kind: str | None) -> None:
+    """Only the call holds the weights and what is derived from them, while a thread takes all memory that is freed."""
+    g, rng, rows = Csc([90, 3, 80, 0, 75] * 200), np.random.default_rng(0), np.arange(1000)
+    weights = np.ones(len(g.indices)) if kind is None else (rng.random(len(g.indices)) * 3).astype(kind)
+    excluded, over = np.arange(0, len(weights), 70), threading.Event()  # rows are listed and copied, too
+
+    def draw() -> tuple[np.ndarray, weakref.ref[np.ndarray]]:
+        own = weights.copy()
+        picks = g.sample(rows, 70, False, np.uint64(3), None if kind is None else own, excluded=excluded.copy())[1]
+        return np.concatenate(picks), weakref.ref(own)
+
+    def take() -> None:
+        while not over.is_set():
+            gc.collect(0)
+            [np.full(size, 77, np.uint8) for size in (weights.nbytes, excluded.nbytes) for _ in range(3)]
+
+    want, thread = draw()[0], threading.Thread(target=take)
+    thread.start()
+    drawn = [draw() for _ in range(10)]
+    over.set()
+    thread.join()
+    assert all(np.array_equal(picks, want) and alive() is None for picks, alive in drawn)

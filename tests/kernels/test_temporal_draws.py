@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mpigraph.kernels.sample import Candidates, Destinations
-from mpigraph.kernels.temporal import choose_temporal, count_temporal, sort_rows
+from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose, count
+from mpigraph.kernels.temporal import Times, sort_rows
 
 ROOTS = 40_000
 
@@ -18,16 +18,18 @@ def draw(
     sorted_times, order = np.empty_like(times), np.empty(len(times), np.int32)
     sort_rows(indptr, times, sorted_times, order)
     keys = np.random.default_rng(0).integers(0, 2**64, ROOTS, np.uint64)
-    dst = Destinations(np.zeros(ROOTS, np.int64), fanout, replace, keys)
-    rows = Candidates(*(np.empty(ROOTS, np.int64) for _ in range(5)))
+    of_first = np.zeros(ROOTS, np.int64)
+    dst = Destinations(of_first, of_first, fanout, replace, keys)
+    rows = Candidates(*(np.empty(ROOTS, np.int64) for _ in Candidates._fields))
     positions, counts = np.arange(ROOTS), np.empty(ROOTS, np.int64)
-    left_out, mask = np.array(excluded, np.int64), np.array(allowed, np.uint8)
-    until = np.full(ROOTS, 8)
-    count_temporal(dst, indptr, 0, sorted_times, order, until, False, 7, mask, left_out, positions, rows, counts)
+    seen = Times(sorted_times, np.full(ROOTS, 8), False, last, 7)
+    edges = Edges(indptr, 0, excluded=np.array(excluded, np.int64), order=order, times=seen)
+    mask = np.array(allowed, np.uint8) if allowed else None
+    count(dst, edges._replace(mask=mask), positions, rows, counts)
     offsets = np.append(0, np.cumsum(counts))
     picks = np.empty(offsets[-1], np.int64)
     mask = mask if later is None else np.array(later, np.uint8)
-    choose_temporal(dst, dst.ids, indptr, 0, order, last, mask, left_out, positions, rows, offsets, picks)
+    choose(dst, edges._replace(mask=mask), positions, rows, offsets, picks)
     return picks.reshape(ROOTS, -1)
 
 

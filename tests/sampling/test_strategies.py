@@ -15,7 +15,6 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
-from mpigraph.kernels.sample import count_uniform, shorten_rows, step_over
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.protocol import SamplingRequest, pack_request, unpack_requests
 from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
@@ -35,21 +34,23 @@ class First(Strategy):
         return keys.minibatch
 
     def prepare(self, store: Store, relation: int) -> Draw:
-        return self
+        return _DrawFirst(self)
+
+
+class _DrawFirst(Draw):
+    def __init__(self, how: First) -> None:
+        super().__init__(-1, False, OwnedRows.to_draw)
+        self.how = how
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        dst = rows.to_count(-1, False)
-        count_uniform(dst, rows.edges.indptr, rows.first_row, positions, rows.scratch, counts)
-        if len(rows.excluded):
-            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
-        counts[positions] = np.clip(rows.scratch.degrees[positions] - self.skip, 0, self.fanout)
+        super().count(rows, positions, counts)
+        counts[positions] = np.clip(counts[positions] - self.how.skip, 0, self.how.fanout)
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         for p in positions.tolist():
             begin, end = offsets[p : p + 2]
-            picks[begin:end] = rows.scratch.begins[p] + self.skip + np.arange(end - begin)
-        if len(rows.excluded):
-            step_over(rows.excluded, positions, rows.scratch.begins, rows.scratch, offsets, picks)
+            edges = rows.scratch.begins[p] + np.arange(rows.scratch.degrees[p])
+            picks[begin:end] = np.setdiff1d(edges, rows.excluded)[self.how.skip :][: end - begin]
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.kernels.sample import (
-    Candidates,
-    Destinations,
-    choose_masked,
-    choose_uniform,
-    copy_kept,
-    copy_neighbours,
-    count_uniform,
-    list_allowed,
-    recount_weighted,
-    shorten_rows,
-    step_over,
-)
-from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
+from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose, copy_neighbours, count, list_allowed
+from mpigraph.kernels.weighted import alias_tables
 
 I64 = npt.NDArray[np.int64]
 WEIGHTS = ["float32", "float64", "bool"]
@@ -45,41 +33,34 @@ class Csc:
     ) -> tuple[list[I64], list[I64]]:
         """All passes on one host: sources and edge ids of each row; the frontier in several shares, if given."""
         ids = np.asarray(rows, np.int64) + self.first_id
-        dst, counts = Destinations(ids, fanout, replace, np.atleast_1d(key)), np.zeros(len(ids), np.int64)
+        dst, counts = Destinations(ids, ids, fanout, replace, np.atleast_1d(key)), np.zeros(len(ids), np.int64)
         shares = [np.arange(len(ids))] if shares is None else shares
-        masked = weights is not None and weights.dtype == bool
-        table, drawable = np.empty(0, np.uint32 if masked else np.uint64), np.empty(0, np.int32)
-        if weights is not None and prepared:
-            table, drawable = np.empty(len(weights), table.dtype), np.empty(len(self.degrees), np.int32)
-            assert (list_allowed if masked else alias_tables)(self.indptr, weights, table, drawable) == -1
-        out = np.empty(0, np.int64) if excluded is None else excluded
-        rows, starts = candidates(len(ids)), np.zeros(len(ids), np.int64)
+        edges = self.edges(weights, prepared=prepared, excluded=excluded)
+        rows = candidates(len(ids))
         for share in shares:
-            if weights is None:
-                count_uniform(dst, self.indptr, self.first_id, share, rows, counts)
-            else:
-                where = (self.indptr, self.first_id, weights, drawable, share)
-                assert count_weighted(dst, *where, rows, counts) == -1
-            if excluded is not None:
-                shorten_rows(dst, out, share, rows, counts)
-            if weights is not None:
-                recount_weighted(dst, weights, out, share[rows.num_excluded[share] > 0], rows, counts)
+            assert count(dst, edges, share, rows, counts) == -1
         offsets = np.concatenate([[0], np.cumsum(counts)])
         src, picks = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
         for share in reversed(shares):
-            if weights is None:
-                choose_uniform(dst, share, rows, offsets, picks)
-                step_over(out, share, rows.begins, rows, offsets, picks)
-            else:
-                choose = choose_masked if masked else choose_weighted
-                whole, short = (share[(rows.num_excluded[share] > 0) == some] for some in (False, True))
-                choose(dst, weights, table, whole, rows, offsets, picks)
-                kept = np.empty(rows.degrees[short].sum(), weights.dtype)
-                copy_kept(weights, out, short, rows, starts, kept)
-                choose(dst, kept, table[:0], short, rows._replace(begins=starts), offsets, picks)
-                step_over(out, short, starts, rows, offsets, picks)
+            choose(dst, edges, share, rows, offsets, picks)
             copy_neighbours(self.indices, share, offsets, self.first_eid, picks, src)
         return np.split(src, offsets[1:-1]), np.split(picks, offsets[1:-1])
+
+    def edges(self, weights: np.ndarray | None, *, prepared: bool = False, excluded: I64 | None = None) -> Edges:
+        """What kernels know of the rows; ``weights`` may be a mask."""
+        edges = Edges(self.indptr, self.first_id)
+        if excluded is not None:
+            edges = edges._replace(excluded=excluded)
+        if weights is None:
+            return edges
+        masked, size = weights.dtype == bool, len(weights) * prepared
+        table = np.empty(size, np.uint32 if masked else np.uint64)
+        drawable = np.empty(len(self.degrees) * prepared, np.int32)
+        if prepared:
+            assert (list_allowed if masked else alias_tables)(self.indptr, weights, table, drawable) == -1
+        if masked:
+            return edges._replace(drawable=drawable, order=table) if prepared else edges._replace(mask=weights)
+        return edges._replace(weights=weights, drawable=drawable, table=table)
 
     def without(self, excluded: I64) -> tuple["Csc", I64]:
         """The rows without some edges, and the edges that are left."""
