@@ -50,7 +50,7 @@ from typed_oracle import write_typed_oracle
 
 from mpigraph.cli import ranks
 from mpigraph.kernels import warm_up
-from mpigraph.mpi import watchdog
+from mpigraph.mpi import compat, watchdog
 
 torch.set_num_threads(1)
 gc.disable()  # until the tests run: what is imported and collected stays
@@ -391,6 +391,7 @@ def pytest_sessionfinish() -> None:
     jobs.end_zygote()
     if WORLD.rank == 0:
         shutil.rmtree(layouts.FOLDER)
+        compat.remove_dead_segments(starting=10.0)  # of jobs that are ended inside MPI_Init
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -100,6 +100,7 @@ def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
         type_id=policy.type_id,
         row_shape=shape[1:],
         dtype=dtype,
+        filled=fill is not None,  # else some trainers would wait for the others, which have nothing to fill
     )
     if handle is not None and handle.rows is rows:
         if (rows.shape, rows.dtype) != (shape, dtype):

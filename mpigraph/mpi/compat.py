@@ -98,10 +98,13 @@ def unlink_segments() -> None:
             os.unlink(path)
 
 
-def remove_dead_segments(folder: str = "/dev/shm") -> None:
-    """Remove the segments of MPICH that this user's ended processes have left; new ones stay: a job may be starting."""
+def remove_dead_segments(folder: str = "/dev/shm", starting: float = _STARTING) -> None:
+    """Remove the segments of MPICH that this user's ended processes have left.
+
+    Those made in the last ``starting`` seconds stay: a job may be starting.
+    """
     with suppress(OSError):  # not Linux
-        old = time.time() - _STARTING
+        old = time.time() - starting
         segments = [Path(folder) / name for name in os.listdir(folder) if _SEGMENT.fullmatch(name)]
         dead = {str(path) for path in segments if path.stat().st_uid == os.getuid() and path.stat().st_mtime < old}
         for pid in filter(str.isdigit, os.listdir("/proc") if dead else []):

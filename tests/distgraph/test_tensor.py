@@ -276,6 +276,8 @@ def test_trainers_in_different_calls_get_one_error(g: dist.DistGraph) -> None:
             dist.DistTensor((NUM_NODES,), torch.int64)
     with pytest.raises(CollectiveError, match="with different arguments"):
         dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
+    with pytest.raises(CollectiveError, match="with different arguments.*'filled': False"):  # no wait for the others
+        dist.DistTensor((NUM_NODES,), torch.int64, init_func=torch.ones if g.rank() == 0 else None)
     g.barrier()
 
 
