@@ -69,7 +69,7 @@ _TABLES = {
     "--types COLUMN=DTYPE": "a column is of this dtype, such as float32; string: ids stay as they are written, other "
     "columns are left out (default: what all of its values are; may be repeated)",
     "--categories COLUMN": "a column of names is numbered in the order of the names (may be repeated)",
-    "--fill COLUMN=NUMBER|mean": "what rows without a value get (default: NaN; may be repeated)",
+    "--fill COLUMN=NUMBER|mean": "what rows without a value get, of numbers (default: NaN; may be repeated)",
 }
 
 
@@ -105,7 +105,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     for option, text in _TABLES.items():
         name, metavar = option.split()
         tables.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-    headless = "text has no line of names: its columns are src, dst (of nodes id), column2 and so on"
+    headless = "text has no line of names: columns are src, dst, column2 and so on, of nodes id, column1 and so on"
     tables.add_argument("--no-header", action="store_true", help=headless)
     tables.add_argument("--decimal", choices=(".", ","), default=".", help="what stands in numbers before a fraction")
     of_nodes = "the column of a table of nodes that has the type of each"

@@ -85,7 +85,8 @@ def read_source(
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
         tables: what the columns of csv and parquet files are.
-        exchange: ranks that read the same graph; they divide text among them, and those of a node share files.
+        exchange: ranks that read the same graph; they divide files of text among them, so several files are
+            read faster than one; those of a node share what was read.
 
     Raises:
         GraphDataError: there is nothing that can be read, or an option is not for such an input; the message names

@@ -27,6 +27,7 @@ from mpigraph.formats.arrow_values import (
     distinct_in,
     float32_of,
     ids_of,
+    missing_in,
     values_as,
     values_of,
 )
@@ -42,6 +43,7 @@ from mpigraph.partition.row_arrays import (
     as_dtype,
     as_floats,
     concatenated,
+    place_of,
     side_by_side,
 )
 
@@ -50,6 +52,8 @@ NO_NUMBERS = ("string", "other", "none")
 
 _CHUNK = 1 << 20  # rows
 _FLOATS = ("float", "float16", "float32", "float64")
+_MAY_HAVE_POINTS = ("integer", "float", "float32", "list")
+_POINT = r"^[^:]*\.[^:]*$"  # also in lists, and not in the fractions of times
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class IdColumn:
     @property
     def numbers(self) -> RowArray:
         """The ids of a column of integers alone."""
-        return concatenated([piece.rows(self.name, False) for piece in self.pieces] or [np.zeros(0, np.int64)])
+        return concatenated([piece.rows(self.name, False, "") for piece in self.pieces] or [np.zeros(0, np.int64)])
 
     def texts(self, blanks: bool = False, ranks: ReadingRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
         """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
@@ -81,13 +85,16 @@ class IdColumn:
             GraphDataError: an id is missing or too long; names file and row.
         """
         chunks = [(piece, begin) for piece in self.pieces for begin in range(0, piece.length, _CHUNK)]
+        last: Piece | None = None
         for piece, begin in chunks if ranks is None else ranks.share_of(chunks):
-            if piece.kind(self.name) == "string":
-                strings = piece.strings(self.name).slice(begin, _CHUNK)
-                strings = strings.cast(arrow().large_string()).fill_null("")
+            if piece is not last:  # which decodes a whole group of rows of parquet
+                is_text = piece.kind(self.name) == "string"
+                whole = piece.strings(self.name) if is_text else piece.rows(self.name, False, "")
+                last = piece
+            if is_text:
+                strings = arrow().compute.utf8_trim_whitespace(whole.slice(begin, _CHUNK)).fill_null("")
             else:
-                numbers = np.asarray(piece.rows(self.name, False)[begin : begin + _CHUNK], np.int64)
-                strings = arrow().array(numbers).cast(arrow().large_string())
+                strings = arrow().array(np.asarray(whole[begin : begin + _CHUNK])).cast(arrow().large_string())
 
             def place(row: int, piece: Piece = piece, begin: int = begin) -> str:
                 return piece.place(self.name, begin + row)
@@ -150,7 +157,7 @@ def read_columns(
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
         ranks: the ranks that read it.
-        fill: what rows without a value get, by column or name: a number, or "mean".
+        fill: what rows without a value get, by column or name: a number, or "mean", which only floats can get.
 
     Raises:
         GraphDataError: values cannot be read or are missing; names file and row, of each column the first.
@@ -159,31 +166,42 @@ def read_columns(
     fill = fill or {}
     fills = {name: [fill.get(key, fill.get(name, "")) for key in columns] for name, columns in values.items()}
     errors = Errors()
+
+    def check(name: str, kind: str) -> None:
+        dtype = types.get(name, "")
+        refused = ("string", "other") if dtype else ("string", "other", "bool", "time", "list")
+        if any(fills[name]) and (kind in refused or ("mean" in fills[name] and not _is_float(dtype))):
+            raise GraphDataError(f"{tables.paths[0]}: {name} is {dtype or kind}, which cannot be filled so (--fill)")
+
     if isinstance(tables, ParquetFiles):
         for name in ids:
             if tables.kinds[name] not in ("integer", "string"):
                 what = f"column {name!r} is {tables.kinds[name]}"
                 raise GraphDataError(f"{tables.paths[0]}: ids must be integers or text ({what})")
         groups = tables.pieces()
+        for name in ids:
+            tables.kinds[name] = _kind_of_ids(tables, groups, name, types.get(name, ""), ranks)
+        numbers = {key: columns for key, columns in values.items() if types.get(key) != "string"}
+        to_fill = {name: bool(its) for key in numbers for name, its in zip(numbers[key], fills[key], strict=True)}
+        tables.look(to_fill, ranks)
         read = {}
         for name, columns in values.items():
             with errors.collected():
                 read[name] = _of_parquet(tables, groups, columns, types.get(name, ""), fills[name])
+                check(name, read[name].kind)
         errors.check()
         return TableColumns(tables.lengths, {name: IdColumn(groups, name) for name in ids}, read)
-    to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids}
+    to_parse = {name: _Column((name,), True, types.get(name, ""), ()) for name in ids}
     for name, columns in values.items():
-        dtype = types.get(name, "")
-        if any(fills[name]) and np.dtype(dtype or "f4").kind != "f":  # which holds NaN until it is filled
-            dtype = "float64"
-        to_parse[name] = _Column(columns, False, dtype)
+        to_parse[name] = _Column(columns, False, types.get(name, ""), tuple(fills[name]))
     blocks = _parsed(tables, to_parse, ranks)
     lengths = [sum(block.length for block in blocks if block.file == file) for file in range(len(tables.paths))]
     blocks = [block for block in blocks if block.length]
     read = {}
     for name in values:
         with errors.collected():
-            column = _values(blocks, name, fills[name])
+            column = _values(blocks, name, types.get(name, ""), fills[name])
+            check(name, column.kind)
             read[name] = column._replace(rows=_as(types.get(name, ""), column.rows))
     errors.check()
     return TableColumns(lengths, {name: IdColumn(blocks, name) for name in ids}, read)
@@ -208,6 +226,7 @@ class _Column(NamedTuple):
     columns: Sequence[str]
     is_ids: bool
     dtype: str
+    fills: Sequence[str]
 
 
 class _Described(NamedTuple):
@@ -235,12 +254,12 @@ class _Block:
 
     def missing(self, name: str) -> tuple[int, str]:
         column = self.columns[name]
-        return column.missing, self.place(name, column.first)
+        return column.missing, "" if column.first < 0 else self.place(name, column.first)
 
     def has_fractions(self, name: str) -> bool:
         return any(np.dtype(dtype).kind == "f" for _, dtype, _ in self.columns[name].arrays)
 
-    def rows(self, name: str, as_floats: bool) -> RowArray:
+    def rows(self, name: str, as_floats: bool, fill: str) -> RowArray:
         values = self._arrays(name)[0] if self.columns[name].arrays else np.full(self.length, np.nan)
         return NamedRows(values, self.path, self.row)
 
@@ -261,18 +280,28 @@ def _as(dtype: str, rows: RowArray) -> RowArray:
     """Return rows in a dtype that the user has named, if any."""
     if dtype in ("", "string", rows.dtype.name):
         return rows
-    if rows.dtype.kind == "f" and np.dtype(dtype).kind in "iu":  # with values that were missing
-        return MadeRows(partial(_integers_of_floats, dtype=np.dtype(dtype)), dtype, rows)
     return MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
 
 
-def _integers_of_floats(rows: Array, dtype: np.dtype[Any]) -> Array:
-    """Return floats as integers. Raises RowError: one is none, does not fit, or may have been rounded to a float."""
-    large = np.argwhere(np.abs(rows) >= EXACT)
-    if len(large):
-        advice = "as missing values ask for; leave --fill out, or --types COLUMN=float64 rounds it"
-        raise RowError(int(large[0, 0]), f"{rows[tuple(large[0])]:.0f} does not fit float64 exactly, {advice}")
-    return as_dtype(rows, dtype)
+def _is_float(dtype: str) -> bool:
+    """Return whether rows without a value are NaN: in a float dtype, or where the user has named none."""
+    return np.dtype(dtype or "f4").kind == "f"
+
+
+@collective("ranks")
+def _kind_of_ids(tables: ParquetFiles, groups: Sequence[Piece], name: str, dtype: str, ranks: ReadingRanks) -> str:
+    """Return "integer" if all ids of a column are, also as text, and "string" if one is not, or the user says so."""
+    if dtype or tables.kinds[name] == "integer":
+        return dtype if dtype == "string" else "integer"
+
+    def others() -> Iterator[Array]:
+        for group in ranks.share_of(groups):
+            text = group.strings(name).fill_null("")
+            if _ids(text, partial(group.place, name), "")[0] == "string":
+                yield np.ones(1, np.uint8)
+                return
+
+    return "string" if len(ranks.rows(f"reading {tables.paths[0]}", np.uint8, others)) else "integer"
 
 
 def _of_parquet(
@@ -282,12 +311,16 @@ def _of_parquet(
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
             return ValueColumn(kind, np.zeros(0))
+    if not _is_float(dtype):
+        place = f"{tables.paths[0]}: {columns[0]}: --fill"
+        in_dtype = [fill and values_as(np.dtype(dtype), arrow().array([fill]), lambda _: place)[0] for fill in fills]
+        fills = [fill and str(int(number)) for fill, number in zip(fills, in_dtype, strict=True)]
     if not groups:
         parts = [ValueColumn(tables.kinds[name], tables.no_rows(name)) for name in columns]
     else:
-        parts = [_values(groups, name, [fill]) for name, fill in zip(columns, fills, strict=True)]
+        parts = [_values(groups, name, dtype, [fill]) for name, fill in zip(columns, fills, strict=True)]
     if not dtype and len(columns) > 1:
-        return ValueColumn("list", side_by_side([as_floats(part.rows) for part in parts]))
+        return ValueColumn("float32", side_by_side([as_floats(part.rows) for part in parts]))
     return ValueColumn(parts[0].kind, _as(dtype, side_by_side([part.rows for part in parts])))
 
 
@@ -318,7 +351,8 @@ def _parse(tables: TextFiles, file: int, columns: Mapping[str, _Column], scratch
     """Write the columns of a file to a temporary one, and note each block: file, first row, length, columns."""
     done = 0
     names = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
-    texts = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
+    # of these no later block can make numbers
+    done_with = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
     errors = Errors()
     for batch in tables.batches(file, names):
         described = {}
@@ -326,16 +360,20 @@ def _parse(tables: TextFiles, file: int, columns: Mapping[str, _Column], scratch
             parts = [(batch.column(part), partial(_place_of, tables, file, done, part)) for part in column.columns]
             kind, missing, arrays = "string", (0, -1), list[Array]()
             with errors.collected():
-                if column.is_ids:
+                if name in done_with:
+                    pass
+                elif column.is_ids:
                     kind, arrays = _ids(*parts[0], column.dtype)
-                elif name not in texts:  # else no later block can make numbers of it
-                    kind, missing, arrays = _numbers(_with_points(tables, parts), column.dtype)
-            if kind == "string" and not column.is_ids:
-                texts.add(name)
+                else:
+                    kind, missing, arrays = _numbers(_with_points(tables, parts), column.dtype, column.fills)
+                    if kind in _MAY_HAVE_POINTS or column.dtype:
+                        _check_points(tables, parts)
+            if kind == "string" and not arrays:
+                done_with.add(name)
             described[name] = _Described(kind, *missing, [_append(scratch, array) for array in arrays])
-        errors.check()
         note.append((file, tables.first_rows[file] + done, batch.num_rows, described))
         done += batch.num_rows
+    errors.check()
 
 
 def _with_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> Sequence[tuple[Any, Place]]:
@@ -344,6 +382,15 @@ def _with_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> Seque
         return parts
     replace = arrow().compute.replace_substring
     return [(replace(column, tables.form.decimal, "."), place) for column, place in parts]
+
+
+def _check_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> None:
+    """Check that numbers have no points where decimals have commas: there they stand between thousands."""
+    for column, place in parts if tables.form.decimal == "," else ():
+        row = arrow().compute.index(arrow().compute.match_substring_regex(column, _POINT), True).as_py()
+        if row >= 0:
+            text = column[row].as_py()
+            raise GraphDataError(f"{place(row)}: {text!r:.80} has a point, but decimals have commas (--decimal ,)")
 
 
 def _place_of(tables: TextFiles, file: int, done: int, column: str, row: int) -> str:
@@ -367,17 +414,30 @@ def _ids(column: Any, place: Place, dtype: str) -> tuple[str, list[Array]]:
     return "string", [offsets - offsets[0], data]
 
 
-def _numbers(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, tuple[int, int], list[Array]]:
-    """Return the kind of values side by side, how many rows have no value and the first of them, and the rows."""
+def _numbers(
+    parts: Sequence[tuple[Any, Place]], dtype: str, fills: Sequence[str]
+) -> tuple[str, tuple[int, int], list[Array]]:
+    """Return the kind of values side by side, how many rows have no value and the first of them, and the rows.
+
+    Floats without a value are NaN until the column is filled; others are filled here.
+    """
     if dtype or len(parts) > 1:
-        beside = [values_as(np.dtype(dtype), *part) if dtype else float32_of(*part) for part in parts]
+        filled = fills if not _is_float(dtype) else [""] * len(parts)
+        beside = [
+            values_as(np.dtype(dtype), *part, fill) if dtype else float32_of(*part)
+            for part, fill in zip(parts, filled, strict=True)
+        ]
         dtype = dtype or "float32"
         values = Values(dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
     else:
         values = values_of(*parts[0])
     kind = values.kind or "none"
-    if kind in _FLOATS:
-        holes = np.flatnonzero(np.isnan(values.rows).any(tuple(range(1, values.rows.ndim))))
+    if kind in _FLOATS or dtype:
+        if kind in _FLOATS:
+            is_missing = np.isnan(values.rows).any(tuple(range(1, values.rows.ndim)))
+        else:
+            is_missing = np.any([missing_in(text) for text, _ in parts], axis=0) if any(fills) else np.zeros(0, bool)
+        holes = np.flatnonzero(is_missing)
         return kind, (len(holes), int(holes[0]) if len(holes) else -1), [values.rows]
     missing = len(parts[0][0]) if kind == "none" else int(values.missing >= 0)
     return kind, (missing, 0 if kind == "none" else values.missing), [] if kind in NO_NUMBERS else [values.rows]
@@ -391,7 +451,7 @@ def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]
     return begin, array.dtype.str, array.shape
 
 
-def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueColumn:
+def _values(pieces: Sequence[Piece], name: str, dtype: str, fills: Sequence[str]) -> ValueColumn:
     """Return a column of values: the type that all rows have, and how many have no value."""
     kinds = [piece.kind(name) for piece in pieces]
     known = {*kinds} - {"none"}
@@ -400,6 +460,8 @@ def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueCo
         kind = known.pop()
     if known == {"integer", "float"}:
         kind = "float"
+    if kind == "none" and pieces and any(fills):
+        kind = "float"
     if kind in NO_NUMBERS:
         text = next((piece for piece, its in zip(pieces, kinds, strict=True) if its == "string"), None)
         place = "" if text is None else text.missing(name)[1]
@@ -407,11 +469,14 @@ def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueCo
         return ValueColumn(kind, np.zeros(0), "" if is_first else place)
     missing = [piece.missing(name) for piece in pieces]
     count = sum(its for its, _ in missing)
+    has_fractions = kind == "time" and any(piece.has_fractions(name) for piece in pieces)
+    # where no NaN is to be, groups of rows have the number in its place at once, as parsed text has it already
+    fill = "" if _is_float(dtype) or kind == "float" or has_fractions else fills[0]
     if count:
-        kind = "float" if kind == "integer" else kind
         first = next(place for its, place in missing if its)
-        if kind not in _FLOATS:
-            raise GraphDataError(f"{first}: {name} has no value")
+        if not dtype and kind not in ("integer", *_FLOATS):
+            raise GraphDataError(f"{first or pieces[0].path}: {name} has no value")
+        kind = "float" if kind == "integer" and not fill else kind
         filled = ", ".join(filter(None, dict.fromkeys(fills)))
         path, comma, row = first.rpartition(", row ")
         path = path or pieces[0].path
@@ -419,8 +484,8 @@ def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueCo
         becomes = filled or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
         total = sum(piece.length for piece in pieces)
         get_logger().warning("%s: %s has no value in %d of %d rows%s: %s", path, name, count, total, where, becomes)
-    as_floats = kind == "float" or (kind == "time" and any(piece.has_fractions(name) for piece in pieces))
-    rows = [piece.rows(name, as_floats) for piece in pieces]
+    as_floats = kind == "float" or has_fractions or (count > 0 and not fill)
+    rows = [piece.rows(name, as_floats, fill) for piece in pieces]
     if kind == "list" and len({its.shape[1:] for its in rows}) > 1:
         number = next(number for number, its in enumerate(rows) if its.shape[1:] != rows[0].shape[1:])
         lengths = f"a list has {rows[number].shape[1]} numbers, {rows[0].shape[1]} before"
@@ -428,15 +493,18 @@ def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueCo
         raise GraphDataError(f"{place}: {lengths}; --types COLUMN=string leaves the column out")
     if {its.dtype.kind for its in rows} == {"i", "f"}:
         rows = [MadeRows(_exact_floats, np.float64, its) if its.dtype.kind == "i" else its for its in rows]
-    return ValueColumn(kind, _filled(concatenated(rows), fills) if count and any(fills) else concatenated(rows))
+    whole = concatenated(rows)
+    return ValueColumn(kind, _filled(whole, name, fills) if count and any(fills) and not fill else whole)
 
 
-def _filled(rows: RowArray, fills: Sequence[str]) -> RowArray:
-    """Return rows with numbers, or means of the other rows, for NaN."""
+def _filled(rows: RowArray, name: str, fills: Sequence[str]) -> RowArray:
+    """Return rows with numbers, or means of the other rows, for NaN. Raises GraphDataError: there are no others."""
     sums = np.zeros((2, *rows.shape[1:]))
     for first in range(0, len(rows) if "mean" in fills else 0, _CHUNK):
         chunk = np.asarray(rows[first : first + _CHUNK], np.float64)
         sums += np.stack([np.nansum(chunk, axis=0), (~np.isnan(chunk)).sum(axis=0)])
+    if "mean" in fills and not sums[1].all():
+        raise GraphDataError(f"{place_of(rows, 0)}: {name} has no value in any row, so no mean (--fill)")
     mean = sums[0] / np.maximum(sums[1], 1)
     numbers = [np.nan if fill in ("", "mean") else float(fill) for fill in fills]
     beside = np.array(numbers if rows.ndim > 1 else numbers[0])

@@ -10,7 +10,7 @@ Either way a table is pieces of consecutive rows: blocks of text that were parse
 import csv
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
+from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind, values_as
 from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened, reading
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.partition.row_arrays import DerivedRows, RowArray
 from mpigraph.storage.files import open_regular
 
@@ -31,6 +33,8 @@ _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 1 << 20
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
+_MAY_BE_MISSING = ("integer", "float", "bool", "time")  # kinds of columns
+_DECIMAL = re.compile(r"(?<=\d),(?=\d)")
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
 
 
@@ -58,8 +62,11 @@ class Piece(Protocol):
     def has_fractions(self, name: str) -> bool:
         """Return whether times have fractions of a second."""
 
-    def rows(self, name: str, as_floats: bool) -> RowArray:
-        """Return a column of numbers; ``as_floats`` makes float64 of integers and times, NaN of those missing."""
+    def rows(self, name: str, as_floats: bool, fill: str) -> RowArray:
+        """Return a column of numbers; ``as_floats`` makes float64 of all but floats, NaN of those missing.
+
+        ``fill`` is the integer that others get which are missing, "" if none; text that was parsed has it already.
+        """
 
     def strings(self, name: str) -> Any:
         """Return a column of text, an Arrow array."""
@@ -138,7 +145,9 @@ class TextFiles:
                 begin += len(line)
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
-            self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
+            # a comma between digits may be that of a decimal
+            line_of, marks = (text, "\t,; ") if self.form.decimal == "." else (_DECIMAL.sub("", text), "\t;, ")
+            self._delimiter = next((mark for mark in marks if mark in line_of), ",")
         fields = [name.strip() for name in _fields_of(text, self._delimiter)]
         named = not self.form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self.first_rows.append(skipped + named + 1)
@@ -163,8 +172,9 @@ class TextFiles:
         """Yield record batches of strings, parsed by pyarrow's threads."""
         done = 0
         batch: Any = None
-        quotes, are_inside = self._quotes(file)
+        quotes, are_inside = 1, False
         try:
+            quotes, are_inside = self._quotes(file)
             for batch in self._batches(file, names, quotes > 0, use_threads=True):
                 yield batch
                 done += batch.num_rows
@@ -271,11 +281,12 @@ class ParquetFiles:
         self.lengths = [metadata.num_rows for metadata in self.metadata]
         self.names = list(self._schema.names)
         self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
+        self.looked: dict[tuple[int, int, str], tuple[int, bool]] = {}  # rows without a value, fractions
 
     def pieces(self) -> list["_Group"]:
         """Return the groups of rows of all files that have rows."""
         pieces = []
-        lasts: dict[tuple[str, bool], _LastGroup] = {}
+        lasts: dict[tuple[str, bool, str], _LastGroup] = {}
         for file, metadata in enumerate(self.metadata):
             begin = 0
             for number in range(metadata.num_row_groups):
@@ -290,6 +301,28 @@ class ParquetFiles:
             path = self.paths[file]
             with arrow().parquet.ParquetFile(path, metadata=self.metadata[file], memory_map=True) as reader:
                 return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+
+    @collective("ranks")
+    def look(self, columns: Mapping[str, bool], ranks: ReadingRanks) -> None:
+        """Look at the rows of columns whose type and statistics do not tell all; each group of rows by one rank.
+
+        ``columns`` says of each whether it is to be filled.
+        """
+        groups = self.pieces()
+        work = [(group, name) for name, fills in columns.items() for group in groups if group.is_open(name, fills)]
+        if work:
+            looked = ranks.rows(
+                f"reading {self.paths[0]}",
+                np.int64,
+                lambda: (np.array(group.look(name), np.int64) for group, name in ranks.share_of(work)),
+            )
+            for (group, name), (missing, has_fractions) in zip(work, looked[:].reshape(-1, 2).tolist(), strict=True):
+                self.looked[group.file, group.group, name] = missing, bool(has_fractions)
+
+    def tells(self, name: str) -> bool:
+        """Return whether the type of a column tells if it has fractions of a second."""
+        of = self._schema.field(name).type
+        return not arrow().types.is_timestamp(of) or bool(of.unit == "s")
 
     def no_rows(self, name: str) -> Array:
         """Return a column without rows."""
@@ -314,7 +347,7 @@ class _Group:
     group: int
     begin: int
     length: int
-    lasts: dict[tuple[str, bool], _LastGroup]
+    lasts: dict[tuple[str, bool, str], _LastGroup]
 
     @property
     def path(self) -> str:
@@ -324,21 +357,42 @@ class _Group:
         return self.tables.kinds[name]
 
     def missing(self, name: str) -> tuple[int, str]:
-        if self.kind(name) not in ("integer", "float"):
+        if self.kind(name) not in _MAY_BE_MISSING:
             return 0, ""
-        group = self.tables.metadata[self.file].row_group(self.group)
-        columns = [group.column(number) for number in range(group.num_columns)]
-        counts = [c.statistics.null_count for c in columns if c.path_in_schema == name and c.statistics is not None]
-        return sum(count or 0 for count in counts), ""
+        known = self.tables.looked.get((self.file, self.group, name))
+        return (known[0] if known else self._nulls(name) or 0), ""
 
     def has_fractions(self, name: str) -> bool:
-        return to_numpy(self.strings(name), partial(self.place, name)).dtype.kind == "f"
+        return self.tables.looked.get((self.file, self.group, name), (0, False))[1]
 
-    def rows(self, name: str, as_floats: bool) -> RowArray:
-        return _GroupRows(self, name, as_floats)
+    def is_open(self, name: str, fills: bool) -> bool:
+        """Return whether only the rows of a column, which may be one to fill, tell what :meth:`look` finds."""
+        kind = self.kind(name)
+        is_told = {"time": self.tables.tells(name), "float": not fills}.get(kind, True)
+        return kind in _MAY_BE_MISSING and (not is_told or self._nulls(name) is None)
+
+    def look(self, name: str) -> tuple[int, bool]:
+        """Return how many rows of a column have no value, and whether times have fractions of a second."""
+        column = self.strings(name)
+        if self.kind(name) == "float":
+            return int(np.isnan(to_numpy(column, partial(self.place, name))).sum()), False
+        there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        rows = to_numpy(column.drop_null(), lambda row: self.place(name, int(there[row])))
+        return column.null_count, rows.dtype.kind == "f"
+
+    def rows(self, name: str, as_floats: bool, fill: str) -> RowArray:
+        return _GroupRows(self, name, as_floats, fill)
 
     def strings(self, name: str) -> Any:
-        return self.tables.group(self.file, self.group, name)
+        column = self.tables.group(self.file, self.group, name)
+        return column.cast(arrow().large_string()) if self.kind(name) == "string" else column
+
+    def _nulls(self, name: str) -> int | None:
+        """Return how many rows have no value by the statistics of the file; None if they do not tell."""
+        group = self.tables.metadata[self.file].row_group(self.group)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        known = [its.statistics for its in columns if its.path_in_schema == name and its.statistics is not None]
+        return known[0].null_count if known and known[0].has_null_count else None
 
     def place(self, name: str, row: int) -> str:
         return f"{self.path}: {name}, row {self.begin + row}"
@@ -347,11 +401,12 @@ class _Group:
 class _GroupRows(DerivedRows):
     """A column of one group of rows; only the group that was read last is in memory."""
 
-    def __init__(self, group: _Group, name: str, as_floats: bool) -> None:
+    def __init__(self, group: _Group, name: str, as_floats: bool, fill: str) -> None:
         self._group = group
         self._name = name
         self._as_floats = as_floats
-        self._last = group.lasts.setdefault((name, as_floats), _LastGroup())
+        self._fill = fill
+        self._last = group.lasts.setdefault((name, as_floats, fill), _LastGroup())
         if self._last.like is None:
             rows = self._read()
             self._last.like = rows.shape[1:], rows.dtype
@@ -370,11 +425,12 @@ class _GroupRows(DerivedRows):
         key = group.file, group.group
         if self._last.key != key:
             column = group.strings(self._name)
-            if self._as_floats and group.kind(self._name) == "integer":
-                column = self._with_gaps(column)
-            rows = to_numpy(column, self.place)
-            if self._as_floats and group.kind(self._name) == "time":
-                rows = rows.astype(np.float64)
+            if type_kind(column.type) == "string":
+                rows = values_as(np.dtype(np.int64), column.cast(arrow().large_string()).fill_null(""), self.place)
+            elif (self._as_floats or self._fill) and group.kind(self._name) != "float":
+                rows = self._with_gaps(column)
+            else:
+                rows = to_numpy(column, self.place)
             if len(rows) != group.length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
             if self._last.like is not None and rows.shape[1:] != self._last.like[0]:
@@ -384,14 +440,23 @@ class _GroupRows(DerivedRows):
             self._last.key = key
         return self._last.rows
 
-    def _with_gaps(self, integers: Any) -> Any:
-        large = np.flatnonzero(np.abs(integers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
+    def _with_gaps(self, column: Any) -> Array:
+        """Return integers, bools or times, some of them missing, as float64 or as filled integers."""
+        there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        values = to_numpy(column.drop_null(), lambda row: self.place(int(there[row])))
+        if self._fill:
+            filled = np.full(len(column), int(self._fill), np.uint64 if values.dtype == np.uint64 else np.int64)
+            filled[there] = values
+            return filled
+        large = np.flatnonzero((values > EXACT) | (values < -EXACT)) if values.dtype.kind in "iu" else []
         if len(large):
             raise GraphDataError(
-                f"{self.place(large[0])}: {integers[int(large[0])]} does not fit float64, which the column is read as "
-                "since rows have no value; --types COLUMN=string leaves the column out"
+                f"{self.place(int(there[large[0]]))}: {values[large[0]]} does not fit float64, which the column is "
+                "read as since rows have no value; --types COLUMN=string leaves the column out"
             )
-        return integers.cast(arrow().float64())
+        rows = np.full(len(column), np.nan)
+        rows[there] = values
+        return rows
 
 
 Tables = TextFiles | ParquetFiles
