@@ -179,7 +179,10 @@ def values_of(text: Any, place: Place) -> Values:
 def _parsed(text: Any, to: Any) -> Any:
     """Return text as another type; the first rows are tried alone, since pyarrow words an error for every row."""
     text.slice(0, _TRIED).cast(to)
-    return text.cast(to)
+    parsed = text.cast(to)
+    if arrow().types.is_integer(to) and b"x" in buffers_of(text)[1].tobytes().lower():
+        raise arrow().ArrowInvalid("numbers of base 16 are text")
+    return parsed
 
 
 def _without_blanks(text: Any) -> tuple[Any, Mask]:

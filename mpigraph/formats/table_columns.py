@@ -86,6 +86,7 @@ class IdColumn:
         """
         chunks = [(piece, begin) for piece in self.pieces for begin in range(0, piece.length, _CHUNK)]
         last: Piece | None = None
+        whole: Any = None
         for piece, begin in chunks if ranks is None else ranks.share_of(chunks):
             if piece is not last:  # which decodes a whole group of rows of parquet
                 is_text = piece.kind(self.name) == "string"

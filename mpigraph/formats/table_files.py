@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -34,7 +34,8 @@ _LONGEST_LINE = 1 << 20
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
 _MAY_BE_MISSING = ("integer", "float", "bool", "time")  # kinds of columns
-_DECIMAL = re.compile(r"(?<=\d),(?=\d)")
+_NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
+_NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
 
 
@@ -139,15 +140,14 @@ class TextFiles:
         with opened(path) as file:
             skipped = 0
             begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-            file.seek(begin)
-            while (line := file.readline(_LONGEST_LINE)).startswith(b"#") and self.form.names is None:
+            while (line := _line_of(file, begin)).startswith(b"#") and self.form.names is None:
                 skipped += 1
                 begin += len(line)
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
-            # a comma between digits may be that of a decimal
-            line_of, marks = (text, "\t,; ") if self.form.decimal == "." else (_DECIMAL.sub("", text), "\t;, ")
-            self._delimiter = next((mark for mark in marks if mark in line_of), ",")
+            bare = (_NO_MARKS if self.form.decimal == "." else _NO_DECIMALS).sub("", text)
+            marks = [mark for mark in bare if mark in ",;"] or ([" "] if " " in bare else [","])
+            self._delimiter = "\t" if "\t" in bare else marks[0]
         fields = [name.strip() for name in _fields_of(text, self._delimiter)]
         named = not self.form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self.first_rows.append(skipped + named + 1)
@@ -246,6 +246,14 @@ class TextFiles:
                     count += len(quotes)
                 before = data[-1:]
         return count, is_inside
+
+
+def _line_of(file: IO[bytes], begin: int) -> bytes:
+    """Return the line that begins at a place of a file, with its end; it may be a lone carriage return."""
+    file.seek(begin)
+    line = file.readline(_LONGEST_LINE)
+    end = line.find(b"\r") + 1
+    return line if not end or line[end:] == b"\n" else line[:end]
 
 
 def _fields_of(line: str, delimiter: str) -> list[str]:
@@ -448,8 +456,8 @@ class _GroupRows(DerivedRows):
             filled = np.full(len(column), int(self._fill), np.uint64 if values.dtype == np.uint64 else np.int64)
             filled[there] = values
             return filled
-        large = np.flatnonzero((values > EXACT) | (values < -EXACT)) if values.dtype.kind in "iu" else []
-        if len(large):
+        large = np.flatnonzero((values > EXACT) | (values < -EXACT))
+        if len(large) and values.dtype.kind in "iu":
             raise GraphDataError(
                 f"{self.place(int(there[large[0]]))}: {values[large[0]]} does not fit float64, which the column is "
                 "read as since rows have no value; --types COLUMN=string leaves the column out"
