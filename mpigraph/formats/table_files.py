@@ -3,27 +3,23 @@
 **Text** is parsed once, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
 compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs, commas,
 semicolons or blanks separate its fields. **Parquet** is read by groups of rows, when they are asked for.
-
-Either way a table is pieces of consecutive rows: blocks of text that were parsed, or groups of rows.
 """
 
 import csv
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import Array
-from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind, values_as
+from mpigraph.formats.arrow_values import arrow, to_numpy, type_kind
 from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened, reading
-from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.partition.row_arrays import DerivedRows, RowArray
 from mpigraph.storage.files import open_regular
 
@@ -33,47 +29,9 @@ _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 1 << 20
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
-_MAY_BE_MISSING = ("integer", "float", "bool", "time")  # kinds of columns
 _NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
 _NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
-
-
-class Piece(Protocol):
-    """Consecutive rows of a file, which has a path and a number."""
-
-    @property
-    def path(self) -> str:
-        """The file."""
-
-    @property
-    def file(self) -> int:
-        """Its number among those of the table."""
-
-    @property
-    def length(self) -> int:
-        """Number of rows."""
-
-    def kind(self, name: str) -> str:
-        """Return what a column holds here, as :class:`~mpigraph.formats.arrow_values.Values` says."""
-
-    def missing(self, name: str) -> tuple[int, str]:
-        """Return how many rows of a column of numbers have no value, and where the first is ("" if not known)."""
-
-    def has_fractions(self, name: str) -> bool:
-        """Return whether times have fractions of a second."""
-
-    def rows(self, name: str, as_floats: bool, fill: str) -> RowArray:
-        """Return a column of numbers; ``as_floats`` makes float64 of all but floats, NaN of those missing.
-
-        ``fill`` is the integer that others get which are missing, "" if none; text that was parsed has it already.
-        """
-
-    def strings(self, name: str) -> Any:
-        """Return a column of text, an Arrow array."""
-
-    def place(self, name: str, row: int) -> str:
-        """Return file and row of a row of a column."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +125,10 @@ class TextFiles:
             loads[chosen] += 1 + self.paths[number].stat().st_size
             own += [number] if chosen == rank else []
         return sorted(own)
+
+    def title(self, file: int, name: str) -> str:
+        """Return what messages call a column of a file, before the row."""
+        return str(self.paths[file])
 
     def batches(self, file: int, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches of strings, parsed by pyarrow's threads."""
@@ -264,6 +226,15 @@ def _fields_of(line: str, delimiter: str) -> list[str]:
         return line.split(delimiter)
 
 
+class Group(NamedTuple):
+    """A group of rows of a parquet file: the number of the file, its own number there, its first row, and how many."""
+
+    file: int
+    number: int
+    begin: int
+    length: int
+
+
 class ParquetFiles:
     """Parquet files.
 
@@ -289,48 +260,43 @@ class ParquetFiles:
         self.lengths = [metadata.num_rows for metadata in self.metadata]
         self.names = list(self._schema.names)
         self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
-        self.looked: dict[tuple[int, int, str], tuple[int, bool]] = {}  # rows without a value, fractions
+        self._lasts: dict[str, _LastGroup] = {}
 
-    def pieces(self) -> list["_Group"]:
+    def title(self, file: int, name: str) -> str:
+        """Return what messages call a column of a file, before the row."""
+        return f"{self.paths[file]}: {name}"
+
+    def groups(self) -> list[Group]:
         """Return the groups of rows of all files that have rows."""
-        pieces = []
-        lasts: dict[tuple[str, bool, str], _LastGroup] = {}
+        groups = []
         for file, metadata in enumerate(self.metadata):
-            begin = 0
-            for number in range(metadata.num_row_groups):
-                length = metadata.row_group(number).num_rows
-                pieces += [_Group(self, file, number, begin, length, lasts)] if length else []
-                begin += length
-        return pieces
+            lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            begins = accumulate(lengths, initial=0)
+            groups += [Group(file, *its) for its in zip(range(len(lengths)), begins, lengths, strict=False) if its[2]]
+        return groups
 
-    def group(self, file: int, group: int, name: str) -> Any:
+    def column(self, group: Group, name: str) -> Any:
         """Return a column of a group of rows, as one Arrow array."""
-        with reading(self.paths[file]):
-            path = self.paths[file]
-            with arrow().parquet.ParquetFile(path, metadata=self.metadata[file], memory_map=True) as reader:
-                return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+        path = self.paths[group.file]
+        with reading(path):
+            with arrow().parquet.ParquetFile(path, metadata=self.metadata[group.file], memory_map=True) as reader:
+                return reader.read_row_group(group.number, [name], use_threads=False).column(0).combine_chunks()
 
-    @collective("ranks")
-    def look(self, columns: Mapping[str, bool], ranks: ReadingRanks) -> None:
-        """Look at the rows of columns whose type and statistics do not tell all; each group of rows by one rank.
+    def rows(self, group: Group, name: str) -> RowArray:
+        """Return a column of numbers, which is read when its rows are asked for."""
+        return _GroupRows(self, group, name, self._lasts.setdefault(name, _LastGroup()))
 
-        ``columns`` says of each whether it is to be filled.
-        """
-        groups = self.pieces()
-        work = [(group, name) for name, fills in columns.items() for group in groups if group.is_open(name, fills)]
-        if work:
-            looked = ranks.rows(
-                f"reading {self.paths[0]}",
-                np.int64,
-                lambda: (np.array(group.look(name), np.int64) for group, name in ranks.share_of(work)),
-            )
-            for (group, name), (missing, has_fractions) in zip(work, looked[:].reshape(-1, 2).tolist(), strict=True):
-                self.looked[group.file, group.group, name] = missing, bool(has_fractions)
-
-    def tells(self, name: str) -> bool:
-        """Return whether the type of a column tells if it has fractions of a second."""
+    def is_plain(self, group: Group, name: str) -> bool:
+        """Return whether the file tells that all rows have a value, and what numbers they become."""
         of = self._schema.field(name).type
-        return not arrow().types.is_timestamp(of) or bool(of.unit == "s")
+        kind = self.kinds[name]
+        if kind in ("float", "list"):  # a missing float is NaN
+            return True
+        columns = self.metadata[group.file].row_group(group.number)
+        every = (columns.column(number) for number in range(columns.num_columns))
+        known = next((its.statistics for its in every if its.path_in_schema == name), None)
+        has_fractions = arrow().types.is_timestamp(of) and of.unit != "s"
+        return known is not None and known.has_null_count and not known.null_count and not has_fractions
 
     def no_rows(self, name: str) -> Array:
         """Return a column without rows."""
@@ -341,84 +307,23 @@ class ParquetFiles:
 class _LastGroup:
     """The group of a column that was read last, since slices end within groups, and the form of all of them."""
 
-    key: tuple[int, int] = (-1, -1)
+    group: Group | None = None
     rows: Array = field(default_factory=lambda: np.zeros(0))
     like: tuple[tuple[int, ...], Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A group of rows of a parquet file; see :class:`Piece`."""
-
-    tables: ParquetFiles
-    file: int
-    group: int
-    begin: int
-    length: int
-    lasts: dict[tuple[str, bool, str], _LastGroup]
-
-    @property
-    def path(self) -> str:
-        return str(self.tables.paths[self.file])
-
-    def kind(self, name: str) -> str:
-        return self.tables.kinds[name]
-
-    def missing(self, name: str) -> tuple[int, str]:
-        if self.kind(name) not in _MAY_BE_MISSING:
-            return 0, ""
-        known = self.tables.looked.get((self.file, self.group, name))
-        return (known[0] if known else self._nulls(name) or 0), ""
-
-    def has_fractions(self, name: str) -> bool:
-        return self.tables.looked.get((self.file, self.group, name), (0, False))[1]
-
-    def is_open(self, name: str, fills: bool) -> bool:
-        """Return whether only the rows of a column, which may be one to fill, tell what :meth:`look` finds."""
-        kind = self.kind(name)
-        is_told = {"time": self.tables.tells(name), "float": not fills}.get(kind, True)
-        return kind in _MAY_BE_MISSING and (not is_told or self._nulls(name) is None)
-
-    def look(self, name: str) -> tuple[int, bool]:
-        """Return how many rows of a column have no value, and whether times have fractions of a second."""
-        column = self.strings(name)
-        if self.kind(name) == "float":
-            return int(np.isnan(to_numpy(column, partial(self.place, name))).sum()), False
-        there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        rows = to_numpy(column.drop_null(), lambda row: self.place(name, int(there[row])))
-        return column.null_count, rows.dtype.kind == "f"
-
-    def rows(self, name: str, as_floats: bool, fill: str) -> RowArray:
-        return _GroupRows(self, name, as_floats, fill)
-
-    def strings(self, name: str) -> Any:
-        column = self.tables.group(self.file, self.group, name)
-        return column.cast(arrow().large_string()) if self.kind(name) == "string" else column
-
-    def _nulls(self, name: str) -> int | None:
-        """Return how many rows have no value by the statistics of the file; None if they do not tell."""
-        group = self.tables.metadata[self.file].row_group(self.group)
-        columns = [group.column(number) for number in range(group.num_columns)]
-        known = [its.statistics for its in columns if its.path_in_schema == name and its.statistics is not None]
-        return known[0].null_count if known and known[0].has_null_count else None
-
-    def place(self, name: str, row: int) -> str:
-        return f"{self.path}: {name}, row {self.begin + row}"
 
 
 class _GroupRows(DerivedRows):
     """A column of one group of rows; only the group that was read last is in memory."""
 
-    def __init__(self, group: _Group, name: str, as_floats: bool, fill: str) -> None:
+    def __init__(self, tables: ParquetFiles, group: Group, name: str, last: _LastGroup) -> None:
+        self._tables = tables
         self._group = group
         self._name = name
-        self._as_floats = as_floats
-        self._fill = fill
-        self._last = group.lasts.setdefault((name, as_floats, fill), _LastGroup())
-        if self._last.like is None:
+        self._last = last
+        if last.like is None:
             rows = self._read()
-            self._last.like = rows.shape[1:], rows.dtype
-        row_shape, dtype = self._last.like
+            last.like = rows.shape[1:], rows.dtype
+        row_shape, dtype = last.like
         super().__init__((), (group.length, *row_shape), dtype)
         self.block_bytes = self.nbytes = group.length * self.dtype.itemsize * int(np.prod(row_shape))
 
@@ -426,45 +331,20 @@ class _GroupRows(DerivedRows):
         return np.asarray(self._read()[rows])
 
     def place(self, row: int) -> str:
-        return self._group.place(self._name, row)
+        return f"{self._tables.title(self._group.file, self._name)}, row {self._group.begin + row}"
 
     def _read(self) -> Array:
         group = self._group
-        key = group.file, group.group
-        if self._last.key != key:
-            column = group.strings(self._name)
-            if type_kind(column.type) == "string":
-                rows = values_as(np.dtype(np.int64), column.cast(arrow().large_string()).fill_null(""), self.place)
-            elif (self._as_floats or self._fill) and group.kind(self._name) != "float":
-                rows = self._with_gaps(column)
-            else:
-                rows = to_numpy(column, self.place)
+        if self._last.group != group:
+            rows = to_numpy(self._tables.column(group, self._name), self.place)
             if len(rows) != group.length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
             if self._last.like is not None and rows.shape[1:] != self._last.like[0]:
                 lengths = f"{rows.shape[1]} numbers, {self._last.like[0][0]} before"
                 raise GraphDataError(f"{self.place(0)}: lists have {lengths}")
             self._last.rows = rows
-            self._last.key = key
+            self._last.group = group
         return self._last.rows
-
-    def _with_gaps(self, column: Any) -> Array:
-        """Return integers, bools or times, some of them missing, as float64 or as filled integers."""
-        there = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        values = to_numpy(column.drop_null(), lambda row: self.place(int(there[row])))
-        if self._fill:
-            filled = np.full(len(column), int(self._fill), np.uint64 if values.dtype == np.uint64 else np.int64)
-            filled[there] = values
-            return filled
-        large = np.flatnonzero((values > EXACT) | (values < -EXACT))
-        if len(large) and values.dtype.kind in "iu":
-            raise GraphDataError(
-                f"{self.place(int(there[large[0]]))}: {values[large[0]]} does not fit float64, which the column is "
-                "read as since rows have no value; --types COLUMN=string leaves the column out"
-            )
-        rows = np.full(len(column), np.nan)
-        rows[there] = values
-        return rows
 
 
 Tables = TextFiles | ParquetFiles
