@@ -2,7 +2,8 @@
 
 A column of ids keeps what stands there: int64 where every id of a piece of the table is a plain integer, else text.
 A column of values has the type that all of its rows have: each piece is looked at, and the wider type wins, so that
-integers become floats where a later row has a fraction or no value.
+integers become floats where a later row has a fraction or no value. Of parquet a piece is a group of rows, and only
+columns whose types and statistics do not tell all are looked at: text, times with fractions, and what is to be filled.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
