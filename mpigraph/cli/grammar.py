@@ -157,10 +157,12 @@ class Partition:
         "a column of names is numbered in the order of the names (may be repeated)", "COLUMN", (), **_TABLES
     )
     fill: Sequence[str] = option(
-        "what rows without a value get (default: NaN; may be repeated)", "COLUMN=NUMBER|mean", (), **_TABLES
+        "what rows without a value get, of numbers (default: NaN; may be repeated)", "COLUMN=NUMBER|mean", (), **_TABLES
     )
     no_header: bool = option(
-        "text has no line of names: its columns are src, dst (of nodes id), column2 and so on", default=False, **_TABLES
+        "text has no line of names: columns are src, dst, column2 and so on, of nodes id, column1 and so on",
+        default=False,
+        **_TABLES,
     )
     decimal: str = option("what stands in numbers before a fraction", default=".", choices=(".", ","), **_TABLES)
     node_type: str | None = option("the column of a table of nodes that has the type of each", "COLUMN", **_TABLES)

@@ -179,7 +179,10 @@ def values_of(text: Any, place: Place) -> Values:
 def _parsed(text: Any, to: Any) -> Any:
     """Return text as another type; the first rows are tried alone, since pyarrow words an error for every row."""
     text.slice(0, _TRIED).cast(to)
-    return text.cast(to)
+    parsed = text.cast(to)
+    if arrow().types.is_integer(to) and b"x" in buffers_of(text)[1].tobytes().lower():
+        raise arrow().ArrowInvalid("numbers of base 16 are text")
+    return parsed
 
 
 def _without_blanks(text: Any) -> tuple[Any, Mask]:
@@ -191,31 +194,48 @@ def _without_blanks(text: Any) -> tuple[Any, Mask]:
     return compute.if_else(blank, pyarrow.scalar(None, text.type), text), blank.to_numpy(zero_copy_only=False)
 
 
-def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
+def missing_in(text: Any) -> Mask:
+    """Return which rows of a column of text have no value."""
+    return _without_blanks(text)[1]
+
+
+def values_as(dtype: np.dtype[Any], text: Any, place: Place, fill: str = "") -> Array:
     """Return the values in a column of text in a dtype that the user has named.
 
-    Raises GraphDataError: one does not fit; names the row.
+    A row without a value gets the number ``fill``, or NaN without one. Raises GraphDataError: a value does not fit, or
+    is missing where the dtype has no NaN; names the row.
     """
-    values = values_of(text, place) if dtype.kind != "f" else None
-    if values is None:
-        bare, is_missing = _without_blanks(text)
+    bare, is_missing = _without_blanks(text)
+    values = None
+    if dtype.kind == "f" and not fill:
         try:  # as floats, which are rounded, as the user has asked
-            rows = _parsed(bare, arrow().float64()).to_numpy(zero_copy_only=False)
-            values = Values("float", rows, int(is_missing.argmax()) if is_missing.any() else -1)
+            values = Values("float", _parsed(bare, arrow().float64()).to_numpy(zero_copy_only=False), -1)
         except arrow().ArrowInvalid:  # written in another way
-            values = values_of(text, place)
+            pass
+    if values is None and is_missing.any():
+        return _with_gaps(dtype, text, is_missing, place, fill)
+    values = values or values_of(text, place)
     if values.kind == "string":
         rows = range(len(text))
         row = bisect_left(rows, True, key=lambda last: values_of(text.slice(0, last + 1), place).kind == "string")
         raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} is no {dtype.name}")
-    if values.missing >= 0 and dtype.kind != "f":
-        raise GraphDataError(f"{place(values.missing)}: a value is missing, which {dtype.name} cannot say")
-    if values.kind is None:
-        return np.full(len(text), np.nan, dtype)
     try:
         return as_dtype(values.rows, dtype)
     except RowError as error:
         raise GraphDataError(f"{place(error.row)}: {error}") from None
+
+
+def _with_gaps(dtype: np.dtype[Any], text: Any, is_missing: Mask, place: Place, fill: str) -> Array:
+    """Return the values in a column of text that has rows without one; see :func:`values_as`."""
+    first = place(int(is_missing.argmax()))
+    if not fill and dtype.kind != "f":
+        raise GraphDataError(f"{first}: a value is missing, which {dtype.name} cannot say")
+    there = np.flatnonzero(~is_missing)
+    rows = values_as(dtype, text.take(arrow().array(there)), lambda row: place(int(there[row])))
+    number = values_as(dtype, arrow().array([fill]), lambda _: f"{first}: --fill")[0] if fill else np.nan
+    filled = np.full((len(text), *rows.shape[1:]), number, dtype)
+    filled[there] = rows
+    return filled
 
 
 def float32_of(text: Any, place: Place) -> Array:

@@ -25,9 +25,11 @@ class TableOptions:
         columns: features by name, for tables with such columns. Each is made of a column, or of several side by side,
             which may be patterns such as ``f*``. "src", "dst" and "id" are the columns with the ids.
         categories: columns of names, which are numbered in their order.
-        no_header: files of text have no line of names: columns are "src", "dst" (of nodes "id"), "column2" and so on.
-        decimal: what stands before the fraction of numbers in text, a point or a comma.
-        fill: what rows without a value get, by column or feature: a number, or "mean", that of the others.
+        no_header: files of text have no line of names: columns are "src", "dst", "column2" and so on, of nodes "id",
+            "column1" and so on.
+        decimal: what stands before the fraction of numbers in text, a point or a comma; numbers with the other one are
+            refused.
+        fill: what rows without a value get, by column or feature of numbers: a number, or "mean", that of the others.
         node_type: the column of a table of nodes that has the type of each.
         edge_type: the column of a table of edges that has the name of the relation of each.
     """

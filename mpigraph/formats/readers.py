@@ -79,13 +79,14 @@ def read_source(
             library or of DGL; or a directory with ``edge_src.npy``, ``metadata.json`` (DGL), ``META.json`` (PyG),
             ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
-        scratch: folder of temporary files, which text and DGL's parts need; None for the system's.
+        scratch: folder of temporary files, which text (in parquet, too) and DGL's parts need; None for the system's.
         dataset: name of an OGB data set, such as "ogbn-products", if the directory has another name.
         undirected: add the reverse of every edge (:func:`add_reverse_edges`).
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
         tables: what the columns of csv and parquet files are.
-        exchange: ranks that read the same graph; they divide text among them, and those of a node share files.
+        exchange: ranks that read the same graph; they divide files of text among them, so several files are
+            read faster than one; those of a node share what was read.
 
     Raises:
         GraphDataError: there is nothing that can be read, or an option is not for such an input; the message names

@@ -2,7 +2,8 @@
 
 A column of ids keeps what stands there: int64 where every id of a piece of the table is a plain integer, else text.
 A column of values has the type that all of its rows have: each piece is looked at, and the wider type wins, so that
-integers become floats where a later row has a fraction or no value.
+integers become floats where a later row has a fraction or no value. Of parquet a piece is a group of rows, and only
+columns whose types and statistics do not tell all are looked at: text, times with fractions, and what is to be filled.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -10,11 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import (
@@ -27,12 +28,14 @@ from mpigraph.formats.arrow_values import (
     distinct_in,
     float32_of,
     ids_of,
+    missing_in,
+    to_numpy,
     values_as,
     values_of,
 )
 from mpigraph.formats.input_files import Errors, GrowingFile
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles, TextForm
+from mpigraph.formats.table_files import Group, ParquetFiles, Tables, TextFiles, TextForm
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import (
     MadeRows,
@@ -42,6 +45,7 @@ from mpigraph.partition.row_arrays import (
     as_dtype,
     as_floats,
     concatenated,
+    place_of,
     side_by_side,
 )
 
@@ -50,13 +54,15 @@ NO_NUMBERS = ("string", "other", "none")
 
 _CHUNK = 1 << 20  # rows
 _FLOATS = ("float", "float16", "float32", "float64")
+_MAY_HAVE_POINTS = ("integer", "float", "float32", "list")
+_POINT = r"^[^:]*\.[^:]*$"  # also in lists, and not in the fractions of times
 
 
 @dataclass(frozen=True)
 class IdColumn:
     """Ids in the pieces of a table, which are integers or text."""
 
-    pieces: Sequence[Piece]
+    pieces: "Sequence[_Piece]"
     name: str
 
     def __len__(self) -> int:
@@ -70,7 +76,7 @@ class IdColumn:
     @property
     def numbers(self) -> RowArray:
         """The ids of a column of integers alone."""
-        return concatenated([piece.rows(self.name, False) for piece in self.pieces] or [np.zeros(0, np.int64)])
+        return concatenated([piece.rows(self.name) for piece in self.pieces] or [np.zeros(0, np.int64)])
 
     def texts(self, blanks: bool = False, ranks: ReadingRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
         """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
@@ -84,12 +90,11 @@ class IdColumn:
         for piece, begin in chunks if ranks is None else ranks.share_of(chunks):
             if piece.kind(self.name) == "string":
                 strings = piece.strings(self.name).slice(begin, _CHUNK)
-                strings = strings.cast(arrow().large_string()).fill_null("")
             else:
-                numbers = np.asarray(piece.rows(self.name, False)[begin : begin + _CHUNK], np.int64)
+                numbers = np.asarray(piece.rows(self.name)[begin : begin + _CHUNK])
                 strings = arrow().array(numbers).cast(arrow().large_string())
 
-            def place(row: int, piece: Piece = piece, begin: int = begin) -> str:
+            def place(row: int, piece: "_Piece" = piece, begin: int = begin) -> str:
                 return piece.place(self.name, begin + row)
 
             yield *distinct_in(strings, place, blanks), place
@@ -150,7 +155,7 @@ def read_columns(
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
         ranks: the ranks that read it.
-        fill: what rows without a value get, by column or name: a number, or "mean".
+        fill: what rows without a value get, by column or name: a number, or "mean", which only floats can get.
 
     Raises:
         GraphDataError: values cannot be read or are missing; names file and row, of each column the first.
@@ -159,34 +164,39 @@ def read_columns(
     fill = fill or {}
     fills = {name: [fill.get(key, fill.get(name, "")) for key in columns] for name, columns in values.items()}
     errors = Errors()
+
+    def check(name: str, kind: str) -> None:
+        dtype = types.get(name, "")
+        refused = ("string", "other") if dtype else ("string", "other", "bool", "time", "list")
+        if any(fills[name]) and (kind in refused or ("mean" in fills[name] and not _is_float(dtype))):
+            raise GraphDataError(f"{tables.paths[0]}: {name} is {dtype or kind}, which cannot be filled so (--fill)")
+
     if isinstance(tables, ParquetFiles):
         for name in ids:
             if tables.kinds[name] not in ("integer", "string"):
                 what = f"column {name!r} is {tables.kinds[name]}"
                 raise GraphDataError(f"{tables.paths[0]}: ids must be integers or text ({what})")
-        groups = tables.pieces()
-        read = {}
-        for name, columns in values.items():
-            with errors.collected():
-                read[name] = _of_parquet(tables, groups, columns, types.get(name, ""), fills[name])
-        errors.check()
-        return TableColumns(tables.lengths, {name: IdColumn(groups, name) for name in ids}, read)
-    to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids}
+    to_parse = {name: _Column((name,), True, types.get(name, ""), ()) for name in ids}
     for name, columns in values.items():
-        dtype = types.get(name, "")
-        if any(fills[name]) and np.dtype(dtype or "f4").kind != "f":  # which holds NaN until it is filled
-            dtype = "float64"
-        to_parse[name] = _Column(columns, False, dtype)
-    blocks = _parsed(tables, to_parse, ranks)
-    lengths = [sum(block.length for block in blocks if block.file == file) for file in range(len(tables.paths))]
-    blocks = [block for block in blocks if block.length]
+        if isinstance(tables, TextFiles):
+            to_parse[name] = _Column(columns, False, types.get(name, ""), fills[name])
+        else:  # each by itself, since few need to be parsed
+            of_each = zip(columns, fills[name], strict=True)
+            to_parse |= {column: _Column((column,), False, types.get(name, ""), [its]) for column, its in of_each}
+    pieces = _parsed(tables, to_parse, ranks)
+    lengths = [sum(piece.length for piece in pieces if piece.file == file) for file in range(len(tables.paths))]
+    pieces = [piece for piece in pieces if piece.length]
     read = {}
-    for name in values:
+    for name, columns in values.items():
         with errors.collected():
-            column = _values(blocks, name, fills[name])
-            read[name] = column._replace(rows=_as(types.get(name, ""), column.rows))
+            dtype = types.get(name, "")
+            if isinstance(tables, TextFiles):
+                read[name] = _values(pieces, name, dtype, fills[name])
+            else:
+                read[name] = _side_by_side(tables, pieces, columns, dtype, fills[name])
+            check(name, read[name].kind)
     errors.check()
-    return TableColumns(lengths, {name: IdColumn(blocks, name) for name in ids}, read)
+    return TableColumns(lengths, {name: IdColumn(pieces, name) for name in ids}, read)
 
 
 def chunks_of_numbers(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
@@ -202,12 +212,17 @@ def chunks_of_numbers(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
         done += batch.num_rows
 
 
+_Found: TypeAlias = tuple[str, tuple[int, int], list[Array]]
+"""The kind of a column of a piece, how many rows have no value and the first of them, and arrays of its rows."""
+
+
 class _Column(NamedTuple):
     """Columns of the files to parse side by side; ``dtype`` is "" unless the user has named one."""
 
     columns: Sequence[str]
     is_ids: bool
     dtype: str
+    fills: Sequence[str]
 
 
 class _Described(NamedTuple):
@@ -220,35 +235,32 @@ class _Described(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Block:
-    """A block of text that was parsed; see :class:`Piece`."""
+class _Piece:
+    """Consecutive rows of a file: a block of text that was parsed, or a group of rows of parquet."""
 
-    path: str
+    tables: Tables
     file: int
     row: int  # what the first row is called
     length: int
     columns: Mapping[str, _Described]
     data: Array  # the mapped file
+    group: Group | None  # of parquet, which has the columns that were not parsed
 
     def kind(self, name: str) -> str:
         return self.columns[name].kind
 
-    def missing(self, name: str) -> tuple[int, str]:
-        column = self.columns[name]
-        return column.missing, self.place(name, column.first)
-
-    def has_fractions(self, name: str) -> bool:
-        return any(np.dtype(dtype).kind == "f" for _, dtype, _ in self.columns[name].arrays)
-
-    def rows(self, name: str, as_floats: bool) -> RowArray:
-        values = self._arrays(name)[0] if self.columns[name].arrays else np.full(self.length, np.nan)
-        return NamedRows(values, self.path, self.row)
+    def rows(self, name: str) -> RowArray:
+        if self.columns[name].arrays:
+            return NamedRows(self._arrays(name)[0], self.tables.title(self.file, name), self.row)
+        if isinstance(self.tables, ParquetFiles) and self.group is not None and self.kind(name) != "none":
+            return self.tables.rows(self.group, name)
+        return np.full(self.length, np.nan)
 
     def strings(self, name: str) -> Any:
         return arrow().LargeStringArray.from_buffers(self.length, *map(arrow().py_buffer, self._arrays(name)))
 
     def place(self, name: str, row: int) -> str:
-        return f"{self.path}, row {self.row + row}"
+        return f"{self.tables.title(self.file, name)}, row {self.row + row}"
 
     def _arrays(self, name: str) -> list[Array]:
         return [
@@ -261,64 +273,100 @@ def _as(dtype: str, rows: RowArray) -> RowArray:
     """Return rows in a dtype that the user has named, if any."""
     if dtype in ("", "string", rows.dtype.name):
         return rows
-    if rows.dtype.kind == "f" and np.dtype(dtype).kind in "iu":  # with values that were missing
-        return MadeRows(partial(_integers_of_floats, dtype=np.dtype(dtype)), dtype, rows)
     return MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
 
 
-def _integers_of_floats(rows: Array, dtype: np.dtype[Any]) -> Array:
-    """Return floats as integers. Raises RowError for one that is no integer, too large, or rounded by a float."""
-    large = np.argwhere(np.abs(rows) >= EXACT)
-    if len(large):
-        advice = "as missing values ask for; leave --fill out, or --types COLUMN=float64 rounds it"
-        raise RowError(int(large[0, 0]), f"{rows[tuple(large[0])]:.0f} does not fit float64 exactly, {advice}")
-    return as_dtype(rows, dtype)
+def _is_float(dtype: str) -> bool:
+    """Return whether rows without a value are NaN: in a float dtype, or where the user has named none."""
+    return np.dtype(dtype or "f4").kind == "f"
 
 
-def _of_parquet(
-    tables: ParquetFiles, groups: Sequence[Piece], columns: Sequence[str], dtype: str, fills: Sequence[str]
+def _side_by_side(
+    tables: ParquetFiles, pieces: Sequence[_Piece], columns: Sequence[str], dtype: str, fills: Sequence[str]
 ) -> ValueColumn:
-    kinds = {tables.kinds[name] for name in columns}
-    for kind in ("other", "string"):
-        if kind in kinds or dtype == kind:
-            return ValueColumn(kind, np.zeros(0))
-    if not groups:
-        parts = [ValueColumn(tables.kinds[name], tables.no_rows(name)) for name in columns]
+    """Return columns of parquet as one of values."""
+    if pieces:
+        parts = [_values(pieces, name, dtype, [fill]) for name, fill in zip(columns, fills, strict=True)]
     else:
-        parts = [_values(groups, name, [fill]) for name, fill in zip(columns, fills, strict=True)]
-    if not dtype and len(columns) > 1:
-        return ValueColumn("list", side_by_side([as_floats(part.rows) for part in parts]))
-    return ValueColumn(parts[0].kind, _as(dtype, side_by_side([part.rows for part in parts])))
+        parts = [ValueColumn(tables.kinds[name], _as(dtype, tables.no_rows(name))) for name in columns]
+    for part in parts:
+        if part.kind in NO_NUMBERS or len(parts) == 1:
+            return part
+    rows = [part.rows if dtype else as_floats(part.rows) for part in parts]
+    return ValueColumn(dtype or "float32", side_by_side(rows))
 
 
 @collective("ranks")
-def _parsed(tables: TextFiles, columns: Mapping[str, _Column], ranks: ReadingRanks) -> list[_Block]:
-    """Parse this rank's files; return the blocks of all files, in their order."""
+def _parsed(tables: Tables, columns: Mapping[str, _Column], ranks: ReadingRanks) -> list[_Piece]:
+    """Parse this rank's files or groups of rows; return the pieces of all files, in their order."""
     doing = f"reading {tables.paths[0]}"
+    groups = tables.groups() if isinstance(tables, ParquetFiles) else []
     with ExitStack() as stack:
         note: list[Any] = []
         with ranks.exchange.together(doing):
             scratch = ranks.growing(stack)(np.uint8, ())
-            for file in tables.share(ranks.exchange.rank, ranks.exchange.size):
-                _parse(tables, file, columns, scratch, note)
+            if isinstance(tables, ParquetFiles):
+                _parse_groups(tables, ranks.share_of(groups), columns, scratch, note)
+            else:
+                for file in tables.share(ranks.exchange.rank, ranks.exchange.size):
+                    _parse(tables, file, columns, scratch, note)
         gathered = ranks.gather(doing, note, [scratch])
-    return sorted(
-        (
-            _Block(
-                str(tables.paths[file]), file, row, n, {k: _Described(*c) for k, c in its.items()}, of_rank.arrays[0]
-            )
-            for of_rank in gathered
-            for file, row, n, its in of_rank.note
-        ),
-        key=lambda block: (block.file, block.row),
-    )
+    group_at = {(group.file, group.begin): group for group in groups}
+    pieces = []
+    for of_rank in gathered:
+        for file, row, length, its in of_rank.note:
+            described = {name: _Described(*column) for name, column in its.items()}
+            group = group_at.get((file, row))
+            pieces.append(_Piece(tables, file, row, length, described, of_rank.arrays[0], group))
+    return sorted(pieces, key=lambda piece: (piece.file, piece.row))
+
+
+def _parse_groups(
+    tables: ParquetFiles, groups: Sequence[Group], columns: Mapping[str, _Column], scratch: GrowingFile, note: list[Any]
+) -> None:
+    """Write the columns that must be looked at to a temporary file, and note each group as :func:`_parse` does."""
+    errors = Errors()
+    for group in groups:
+        described = {}
+        for name, column in columns.items():
+            with errors.collected():
+                kind, missing, arrays = _of_group(tables, group, name, column)
+                described[name] = _Described(kind, *missing, [_append(scratch, array) for array in arrays])
+        note.append((group.file, group.begin, group.length, described))
+    errors.check()
+
+
+def _of_group(tables: ParquetFiles, group: Group, name: str, column: _Column) -> _Found:
+    """Return as :func:`_numbers`; without arrays if the column is read when its rows are asked for."""
+    kind = tables.kinds[name]
+    is_text = column.dtype == "string" or kind == "string"
+    if not column.is_ids and (is_text or kind == "other"):
+        return "string" if is_text else kind, (0, -1), []
+    to_fill = any(column.fills) and kind == "float"
+    if not is_text and (column.is_ids or (tables.is_plain(group, name) and not to_fill)):
+        return column.dtype or kind, (0, -1), []
+    values = tables.column(group, name)
+
+    def place(row: int) -> str:
+        return f"{tables.title(group.file, name)}, row {group.begin + row}"
+
+    if not column.is_ids and (kind == "float" or not values.null_count):
+        rows = to_numpy(values, place)
+        is_missing = np.isnan(rows) if kind == "float" else np.zeros(0, bool)
+        return column.dtype or kind, _first_of(is_missing), [rows]
+    text = values.cast(arrow().large_string()).fill_null("")
+    if column.is_ids:
+        kind, arrays = _ids(text, place, column.dtype)
+        return kind, (0, -1), arrays
+    return _numbers([(text, place)], column.dtype, column.fills)
 
 
 def _parse(tables: TextFiles, file: int, columns: Mapping[str, _Column], scratch: GrowingFile, note: list[Any]) -> None:
     """Write the columns of a file to a temporary one, and note each block: file, first row, length, columns."""
     done = 0
     names = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
-    texts = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
+    # of these no later block can make numbers
+    done_with = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
     errors = Errors()
     for batch in tables.batches(file, names):
         described = {}
@@ -326,16 +374,20 @@ def _parse(tables: TextFiles, file: int, columns: Mapping[str, _Column], scratch
             parts = [(batch.column(part), partial(_place_of, tables, file, done, part)) for part in column.columns]
             kind, missing, arrays = "string", (0, -1), list[Array]()
             with errors.collected():
-                if column.is_ids:
+                if name in done_with:
+                    pass
+                elif column.is_ids:
                     kind, arrays = _ids(*parts[0], column.dtype)
-                elif name not in texts:  # else no later block can make numbers of it
-                    kind, missing, arrays = _numbers(_with_points(tables, parts), column.dtype)
-            if kind == "string" and not column.is_ids:
-                texts.add(name)
+                else:
+                    kind, missing, arrays = _numbers(_with_points(tables, parts), column.dtype, column.fills)
+                    if kind in _MAY_HAVE_POINTS or column.dtype:
+                        _check_points(tables, parts)
+            if kind == "string" and not arrays:
+                done_with.add(name)
             described[name] = _Described(kind, *missing, [_append(scratch, array) for array in arrays])
-        errors.check()
         note.append((file, tables.first_rows[file] + done, batch.num_rows, described))
         done += batch.num_rows
+    errors.check()
 
 
 def _with_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> Sequence[tuple[Any, Place]]:
@@ -344,6 +396,15 @@ def _with_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> Seque
         return parts
     replace = arrow().compute.replace_substring
     return [(replace(column, tables.form.decimal, "."), place) for column, place in parts]
+
+
+def _check_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> None:
+    """Check that numbers have no points where decimals have commas: there they stand between thousands."""
+    for column, place in parts if tables.form.decimal == "," else ():
+        row = arrow().compute.index(arrow().compute.match_substring_regex(column, _POINT), True).as_py()
+        if row >= 0:
+            text = column[row].as_py()
+            raise GraphDataError(f"{place(row)}: {text!r:.80} has a point, but decimals have commas (--decimal ,)")
 
 
 def _place_of(tables: TextFiles, file: int, done: int, column: str, row: int) -> str:
@@ -367,18 +428,33 @@ def _ids(column: Any, place: Place, dtype: str) -> tuple[str, list[Array]]:
     return "string", [offsets - offsets[0], data]
 
 
-def _numbers(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, tuple[int, int], list[Array]]:
-    """Return the kind of values side by side, how many rows have no value and the first of them, and the rows."""
+def _first_of(is_missing: Mask) -> tuple[int, int]:
+    """Return how many rows are missing, and the first; -1 without one."""
+    return int(is_missing.sum()), int(is_missing.argmax()) if is_missing.any() else -1
+
+
+def _numbers(parts: Sequence[tuple[Any, Place]], dtype: str, fills: Sequence[str]) -> _Found:
+    """Return the kind of values side by side, how many rows have no value and the first of them, and the rows.
+
+    Floats without a value are NaN until the column is filled; others are filled here.
+    """
     if dtype or len(parts) > 1:
-        beside = [values_as(np.dtype(dtype), *part) if dtype else float32_of(*part) for part in parts]
+        filled = fills if not _is_float(dtype) else [""] * len(parts)
+        beside = [
+            values_as(np.dtype(dtype), *part, fill) if dtype else float32_of(*part)
+            for part, fill in zip(parts, filled, strict=True)
+        ]
         dtype = dtype or "float32"
         values = Values(dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
     else:
         values = values_of(*parts[0])
     kind = values.kind or "none"
-    if kind in _FLOATS:
-        holes = np.flatnonzero(np.isnan(values.rows).any(tuple(range(1, values.rows.ndim))))
-        return kind, (len(holes), int(holes[0]) if len(holes) else -1), [values.rows]
+    if kind in _FLOATS or dtype:
+        if kind in _FLOATS:
+            is_missing = np.isnan(values.rows).any(tuple(range(1, values.rows.ndim)))
+        else:
+            is_missing = np.any([missing_in(text) for text, _ in parts], axis=0) if any(fills) else np.zeros(0, bool)
+        return kind, _first_of(np.asarray(is_missing)), [values.rows]
     missing = len(parts[0][0]) if kind == "none" else int(values.missing >= 0)
     return kind, (missing, 0 if kind == "none" else values.missing), [] if kind in NO_NUMBERS else [values.rows]
 
@@ -391,52 +467,51 @@ def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]
     return begin, array.dtype.str, array.shape
 
 
-def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueColumn:
+def _values(pieces: Sequence[_Piece], name: str, dtype: str, fills: Sequence[str]) -> ValueColumn:
     """Return a column of values: the type that all rows have, and how many have no value."""
-    kinds = [piece.kind(name) for piece in pieces]
-    known = {*kinds} - {"none"}
-    kind = "string" if known else "none"
-    if len(known) == 1:
-        kind = known.pop()
-    if known == {"integer", "float"}:
+    known = {piece.kind(name) for piece in pieces} - {"none"}
+    kind = next(iter(known)) if len(known) == 1 else "string" if known else "none"
+    if known == {"integer", "float"} or (kind == "none" and pieces and any(fills)):
         kind = "float"
     if kind in NO_NUMBERS:
-        text = next((piece for piece, its in zip(pieces, kinds, strict=True) if its == "string"), None)
-        place = "" if text is None else text.missing(name)[1]
-        is_first = not place or place == pieces[0].place(name, 0)
-        return ValueColumn(kind, np.zeros(0), "" if is_first else place)
-    missing = [piece.missing(name) for piece in pieces]
-    count = sum(its for its, _ in missing)
+        text = next((piece for piece in pieces if piece.kind(name) == "string"), None)
+        first = -1 if text is None else text.columns[name].first
+        is_first = text is None or first < 0 or (text is pieces[0] and not first)
+        return ValueColumn(kind, np.zeros(0), "" if text is None or is_first else text.place(name, first))
+    missing = [(piece, piece.columns[name]) for piece in pieces if piece.columns[name].missing]
+    count = sum(its.missing for _, its in missing)
     if count:
-        kind = "float" if kind == "integer" else kind
-        first = next(place for its, place in missing if its)
-        if kind not in _FLOATS:
-            raise GraphDataError(f"{first}: {name} has no value")
+        piece, its = missing[0]
+        if not dtype and kind not in ("integer", *_FLOATS):
+            raise GraphDataError(f"{piece.place(name, its.first)}: {name} has no value")
         filled = ", ".join(filter(None, dict.fromkeys(fills)))
-        path, comma, row = first.rpartition(", row ")
-        path = path or pieces[0].path
-        where = f" (the first: row {row})" if comma else ""
         becomes = filled or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
         total = sum(piece.length for piece in pieces)
-        get_logger().warning("%s: %s has no value in %d of %d rows%s: %s", path, name, count, total, where, becomes)
-    as_floats = kind == "float" or (kind == "time" and any(piece.has_fractions(name) for piece in pieces))
-    rows = [piece.rows(name, as_floats) for piece in pieces]
+        line = "%s: %s has no value in %d of %d rows (the first: row %d): %s"
+        path = piece.tables.paths[piece.file]
+        get_logger().warning(line, path, name, count, total, piece.row + its.first, becomes)
+    rows = [piece.rows(name) for piece in pieces]
     if kind == "list" and len({its.shape[1:] for its in rows}) > 1:
         number = next(number for number, its in enumerate(rows) if its.shape[1:] != rows[0].shape[1:])
         lengths = f"a list has {rows[number].shape[1]} numbers, {rows[0].shape[1]} before"
         place = f"{pieces[number].place(name, 0)}, column {name}"
         raise GraphDataError(f"{place}: {lengths}; --types COLUMN=string leaves the column out")
-    if {its.dtype.kind for its in rows} == {"i", "f"}:
-        rows = [MadeRows(_exact_floats, np.float64, its) if its.dtype.kind == "i" else its for its in rows]
-    return ValueColumn(kind, _filled(concatenated(rows), fills) if count and any(fills) else concatenated(rows))
+    to_fill = count > 0 and any(fills)
+    rows = [its if to_fill and its.dtype.kind == "f" else _as(dtype, its) for its in rows]
+    if len({its.dtype.kind for its in rows}) > 1:
+        rows = [its if its.dtype.kind == "f" else MadeRows(_exact_floats, np.float64, its) for its in rows]
+    whole = concatenated(rows)
+    return ValueColumn(kind, _as(dtype, _filled(whole, name, fills) if to_fill and whole.dtype.kind == "f" else whole))
 
 
-def _filled(rows: RowArray, fills: Sequence[str]) -> RowArray:
-    """Return rows with numbers, or means of the other rows, for NaN."""
+def _filled(rows: RowArray, name: str, fills: Sequence[str]) -> RowArray:
+    """Return rows with numbers, or means of the other rows, for NaN. Raises GraphDataError: there are no others."""
     sums = np.zeros((2, *rows.shape[1:]))
     for first in range(0, len(rows) if "mean" in fills else 0, _CHUNK):
         chunk = np.asarray(rows[first : first + _CHUNK], np.float64)
         sums += np.stack([np.nansum(chunk, axis=0), (~np.isnan(chunk)).sum(axis=0)])
+    if "mean" in fills and not sums[1].all():
+        raise GraphDataError(f"{place_of(rows, 0)}: {name} has no value in any row, so no mean (--fill)")
     mean = sums[0] / np.maximum(sums[1], 1)
     numbers = [np.nan if fill in ("", "mean") else float(fill) for fill in fills]
     beside = np.array(numbers if rows.ndim > 1 else numbers[0])

@@ -3,8 +3,6 @@
 **Text** is parsed once, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
 compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs, commas,
 semicolons or blanks separate its fields. **Parquet** is read by groups of rows, when they are asked for.
-
-Either way a table is pieces of consecutive rows: blocks of text that were parsed, or groups of rows.
 """
 
 import csv
@@ -12,15 +10,15 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
+from mpigraph.formats.arrow_values import arrow, to_numpy, type_kind
 from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened, reading
 from mpigraph.partition.row_arrays import DerivedRows, RowArray
 from mpigraph.storage.files import open_regular
@@ -31,41 +29,9 @@ _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 1 << 20
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
+_NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
+_NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
-
-
-class Piece(Protocol):
-    """Consecutive rows of a file, which has a path and a number."""
-
-    @property
-    def path(self) -> str:
-        """The file."""
-
-    @property
-    def file(self) -> int:
-        """Its number among those of the table."""
-
-    @property
-    def length(self) -> int:
-        """Number of rows."""
-
-    def kind(self, name: str) -> str:
-        """Return what a column holds here, as :class:`~mpigraph.formats.arrow_values.Values` says."""
-
-    def missing(self, name: str) -> tuple[int, str]:
-        """Return how many rows of a column of numbers have no value, and where the first is ("" if not known)."""
-
-    def has_fractions(self, name: str) -> bool:
-        """Return whether times have fractions of a second."""
-
-    def rows(self, name: str, as_floats: bool) -> RowArray:
-        """Return a column of numbers; ``as_floats`` makes float64 of integers and times, NaN of those missing."""
-
-    def strings(self, name: str) -> Any:
-        """Return a column of text, an Arrow array."""
-
-    def place(self, name: str, row: int) -> str:
-        """Return file and row of a row of a column."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +98,14 @@ class TextFiles:
         with opened(path) as file:
             skipped = 0
             begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-            file.seek(begin)
-            while (line := file.readline(_LONGEST_LINE)).startswith(b"#") and self.form.names is None:
+            while (line := _line_of(file, begin)).startswith(b"#") and self.form.names is None:
                 skipped += 1
                 begin += len(line)
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
-            self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
+            bare = (_NO_MARKS if self.form.decimal == "." else _NO_DECIMALS).sub("", text)
+            marks = [mark for mark in bare if mark in ",;"] or ([" "] if " " in bare else [","])
+            self._delimiter = "\t" if "\t" in bare else marks[0]
         fields = [name.strip() for name in _fields_of(text, self._delimiter)]
         named = not self.form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self.first_rows.append(skipped + named + 1)
@@ -159,12 +126,17 @@ class TextFiles:
             own += [number] if chosen == rank else []
         return sorted(own)
 
+    def title(self, file: int, name: str) -> str:
+        """Return what messages call a column of a file, before the row."""
+        return str(self.paths[file])
+
     def batches(self, file: int, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches of strings, parsed by pyarrow's threads."""
         done = 0
         batch: Any = None
-        quotes, are_inside = self._quotes(file)
+        quotes, are_inside = 1, False
         try:
+            quotes, are_inside = self._quotes(file)
             for batch in self._batches(file, names, quotes > 0, use_threads=True):
                 yield batch
                 done += batch.num_rows
@@ -238,12 +210,29 @@ class TextFiles:
         return count, is_inside
 
 
+def _line_of(file: IO[bytes], begin: int) -> bytes:
+    """Return the line that begins at a place of a file, with its end; it may be a lone carriage return."""
+    file.seek(begin)
+    line = file.readline(_LONGEST_LINE)
+    end = line.find(b"\r") + 1
+    return line if not end or line[end:] == b"\n" else line[:end]
+
+
 def _fields_of(line: str, delimiter: str) -> list[str]:
     """Return the fields of a line, without the quotes around them."""
     try:
         return next(csv.reader([line], delimiter=delimiter), [""])
     except csv.Error:  # of bytes that no text has
         return line.split(delimiter)
+
+
+class Group(NamedTuple):
+    """A group of rows of a parquet file: the number of the file, its own number there, its first row, and how many."""
+
+    file: int
+    number: int
+    begin: int
+    length: int
 
 
 class ParquetFiles:
@@ -271,25 +260,43 @@ class ParquetFiles:
         self.lengths = [metadata.num_rows for metadata in self.metadata]
         self.names = list(self._schema.names)
         self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
+        self._lasts: dict[str, _LastGroup] = {}
 
-    def pieces(self) -> list["_Group"]:
+    def title(self, file: int, name: str) -> str:
+        """Return what messages call a column of a file, before the row."""
+        return f"{self.paths[file]}: {name}"
+
+    def groups(self) -> list[Group]:
         """Return the groups of rows of all files that have rows."""
-        pieces = []
-        lasts: dict[tuple[str, bool], _LastGroup] = {}
+        groups = []
         for file, metadata in enumerate(self.metadata):
-            begin = 0
-            for number in range(metadata.num_row_groups):
-                length = metadata.row_group(number).num_rows
-                pieces += [_Group(self, file, number, begin, length, lasts)] if length else []
-                begin += length
-        return pieces
+            lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+            begins = accumulate(lengths, initial=0)
+            groups += [Group(file, *its) for its in zip(range(len(lengths)), begins, lengths, strict=False) if its[2]]
+        return groups
 
-    def group(self, file: int, group: int, name: str) -> Any:
+    def column(self, group: Group, name: str) -> Any:
         """Return a column of a group of rows, as one Arrow array."""
-        with reading(self.paths[file]):
-            path = self.paths[file]
-            with arrow().parquet.ParquetFile(path, metadata=self.metadata[file], memory_map=True) as reader:
-                return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
+        path = self.paths[group.file]
+        with reading(path):
+            with arrow().parquet.ParquetFile(path, metadata=self.metadata[group.file], memory_map=True) as reader:
+                return reader.read_row_group(group.number, [name], use_threads=False).column(0).combine_chunks()
+
+    def rows(self, group: Group, name: str) -> RowArray:
+        """Return a column of numbers, which is read when its rows are asked for."""
+        return _GroupRows(self, group, name, self._lasts.setdefault(name, _LastGroup()))
+
+    def is_plain(self, group: Group, name: str) -> bool:
+        """Return whether the file tells that all rows have a value, and what numbers they become."""
+        of = self._schema.field(name).type
+        kind = self.kinds[name]
+        if kind in ("float", "list"):  # a missing float is NaN
+            return True
+        columns = self.metadata[group.file].row_group(group.number)
+        every = (columns.column(number) for number in range(columns.num_columns))
+        known = next((its.statistics for its in every if its.path_in_schema == name), None)
+        has_fractions = arrow().types.is_timestamp(of) and of.unit != "s"
+        return known is not None and known.has_null_count and not known.null_count and not has_fractions
 
     def no_rows(self, name: str) -> Array:
         """Return a column without rows."""
@@ -300,62 +307,23 @@ class ParquetFiles:
 class _LastGroup:
     """The group of a column that was read last, since slices end within groups, and the form of all of them."""
 
-    key: tuple[int, int] = (-1, -1)
+    group: Group | None = None
     rows: Array = field(default_factory=lambda: np.zeros(0))
     like: tuple[tuple[int, ...], Any] | None = None
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A group of rows of a parquet file; see :class:`Piece`."""
-
-    tables: ParquetFiles
-    file: int
-    group: int
-    begin: int
-    length: int
-    lasts: dict[tuple[str, bool], _LastGroup]
-
-    @property
-    def path(self) -> str:
-        return str(self.tables.paths[self.file])
-
-    def kind(self, name: str) -> str:
-        return self.tables.kinds[name]
-
-    def missing(self, name: str) -> tuple[int, str]:
-        if self.kind(name) not in ("integer", "float"):
-            return 0, ""
-        group = self.tables.metadata[self.file].row_group(self.group)
-        columns = [group.column(number) for number in range(group.num_columns)]
-        counts = [c.statistics.null_count for c in columns if c.path_in_schema == name and c.statistics is not None]
-        return sum(count or 0 for count in counts), ""
-
-    def has_fractions(self, name: str) -> bool:
-        return to_numpy(self.strings(name), partial(self.place, name)).dtype.kind == "f"
-
-    def rows(self, name: str, as_floats: bool) -> RowArray:
-        return _GroupRows(self, name, as_floats)
-
-    def strings(self, name: str) -> Any:
-        return self.tables.group(self.file, self.group, name)
-
-    def place(self, name: str, row: int) -> str:
-        return f"{self.path}: {name}, row {self.begin + row}"
 
 
 class _GroupRows(DerivedRows):
     """A column of one group of rows; only the group that was read last is in memory."""
 
-    def __init__(self, group: _Group, name: str, as_floats: bool) -> None:
+    def __init__(self, tables: ParquetFiles, group: Group, name: str, last: _LastGroup) -> None:
+        self._tables = tables
         self._group = group
         self._name = name
-        self._as_floats = as_floats
-        self._last = group.lasts.setdefault((name, as_floats), _LastGroup())
-        if self._last.like is None:
+        self._last = last
+        if last.like is None:
             rows = self._read()
-            self._last.like = rows.shape[1:], rows.dtype
-        row_shape, dtype = self._last.like
+            last.like = rows.shape[1:], rows.dtype
+        row_shape, dtype = last.like
         super().__init__((), (group.length, *row_shape), dtype)
         self.block_bytes = self.nbytes = group.length * self.dtype.itemsize * int(np.prod(row_shape))
 
@@ -363,35 +331,20 @@ class _GroupRows(DerivedRows):
         return np.asarray(self._read()[rows])
 
     def place(self, row: int) -> str:
-        return self._group.place(self._name, row)
+        return f"{self._tables.title(self._group.file, self._name)}, row {self._group.begin + row}"
 
     def _read(self) -> Array:
         group = self._group
-        key = group.file, group.group
-        if self._last.key != key:
-            column = group.strings(self._name)
-            if self._as_floats and group.kind(self._name) == "integer":
-                column = self._with_gaps(column)
-            rows = to_numpy(column, self.place)
-            if self._as_floats and group.kind(self._name) == "time":
-                rows = rows.astype(np.float64)
+        if self._last.group != group:
+            rows = to_numpy(self._tables.column(group, self._name), self.place)
             if len(rows) != group.length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
             if self._last.like is not None and rows.shape[1:] != self._last.like[0]:
                 lengths = f"{rows.shape[1]} numbers, {self._last.like[0][0]} before"
                 raise GraphDataError(f"{self.place(0)}: lists have {lengths}")
             self._last.rows = rows
-            self._last.key = key
+            self._last.group = group
         return self._last.rows
-
-    def _with_gaps(self, integers: Any) -> Any:
-        large = np.flatnonzero(np.abs(integers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
-        if len(large):
-            raise GraphDataError(
-                f"{self.place(large[0])}: {integers[int(large[0])]} does not fit float64, which the column is read as "
-                "since rows have no value; --types COLUMN=string leaves the column out"
-            )
-        return integers.cast(arrow().float64())
 
 
 Tables = TextFiles | ParquetFiles

@@ -24,7 +24,7 @@ class Kinds(NamedTuple):
 def by_type(source: GraphSource, nodes: Kinds | None, edges: Kinds | None) -> GraphSource:
     """Return a graph of one type with the types that columns name; the node feature "id" keeps the ids of all nodes.
 
-    Takes about 60 bytes an edge. Raises GraphDataError: a row has no type, or the graph has types already.
+    Takes about 60 bytes an edge on each rank. Raises GraphDataError: a row has no type, or the graph has types already.
     """
     if not source.schema.is_homogeneous:
         raise GraphDataError(f"types in a column are for one table of nodes and one of edges (got {source.schema})")

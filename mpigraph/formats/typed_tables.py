@@ -294,13 +294,15 @@ def _features_of(
 def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
     """Check that some table has each column that the user has named."""
     names = {name for plan in plans for name in (*plan.tables.names, *plan.features, *plan.words)}
-    by_name = {"types": options.types, "categories": options.categories, "fill": options.fill}
-    asked = [(what, name) for what, its in by_name.items() for name in its]
-    asked += [(f"columns of {feature!r}", pattern) for feature, its in options.columns.items() for pattern in its]
-    for what, pattern in asked:
-        is_there = pattern in names or (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in names))
-        if not is_there:
-            raise GraphDataError(f"{what}: no table has a column {pattern!r} (there are {', '.join(sorted(names))})")
+    values = {name for plan in plans for feature, its in plan.features.items() for name in (feature, *its)}
+    asked = [("types", name, names) for name in options.types] + [("categories", c, names) for c in options.categories]
+    asked += [("fill", name, values) for name in options.fill]
+    asked += [(f"columns of {feature!r}", glob, names) for feature, its in options.columns.items() for glob in its]
+    for what, pattern, known in asked:
+        if pattern not in known and not (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in known)):
+            column = "column of numbers" if what == "fill" else "column"
+            there = ", ".join(sorted(known))
+            raise GraphDataError(f"{what}: no table has a {column} {pattern!r} (there are {there})")
 
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:

@@ -168,12 +168,13 @@ def as_float32(rows: Array) -> Array:
 def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
     """Return numbers in another dtype; floats are rounded, and everything but 0 is True.
 
-    Raises RowError: one is too large, or would become another integer.
+    Raises RowError: one is too large, would become another integer, or is NaN and would become True.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = rows.astype(dtype)
-        fits = cast == rows if dtype.kind in "iu" else np.isfinite(cast) | ~np.isfinite(rows)
-    if dtype.kind != "b" and not fits.all():
+        fits = rows == rows if dtype.kind == "b" else np.isfinite(cast) | ~np.isfinite(rows)
+        fits = cast == rows if dtype.kind in "iu" else fits
+    if not fits.all():
         place = tuple(np.argwhere(~fits)[0].tolist())
         raise RowError(place[0], f"{rows[place]} does not fit {dtype.name}")
     return cast

@@ -255,12 +255,28 @@ def test_ids_that_look_alike_are_not_merged(tmp_path):
     assert rows(read_source(path).node_feats["_N"]["id"].values).tolist() == [-(2**63) + 1, 5]
 
 
+def test_integers_as_text_in_parquet_are_integers(tmp_path):
+    """As in csv, where all rows of the column decide."""
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        src = pa.array(map(str, SRC), pa.string()).cast(kind)
+        source = read_source(write_parquet(tmp_path / "g.parquet", src=src))
+        assert [rows(end).tolist() for end in source.edges[0]] == [SRC.tolist(), DST.tolist()]
+        assert source.node_feats["_N"] == {} and read_source(tmp_path / "g.parquet", num_nodes=40).num_nodes == (40,)
+        as_text = read_source(tmp_path / "g.parquet", tables=TableOptions(types={"src": "string"}))
+        assert texts(as_text) == sorted(map(str, range(NUM_NODES)))
+    last = pa.array([*map(str, SRC[:-1]), "07"])
+    assert "07" in texts(read_source(write_parquet(tmp_path / "g.parquet", src=last)))
+    as_asked = read_source(tmp_path / "g.parquet", tables=TableOptions(types={"src": "int64"}))
+    assert rows(as_asked.edges[0][0])[-1] == 7
+
+
 def test_types_that_the_user_names(tmp_path):
     path = write_text(tmp_path / "g.csv", ["007,1,3", "7,1,4", "1,1,"], "src,dst,w")
     source = read_source(path, tables=TableOptions(types={"src": "int64", "w": "float32"}))
     assert rows(source.edges[0][0]).tolist() == [1, 1, 0] and feature(source, "w").dtype == "float32"
     assert texts(read_source(path, tables=TableOptions(types={"dst": "string"}))) == ["007", "1", "7"]
-    assert "w" not in read_source(path, tables=TableOptions(types={"w": "string"})).edge_feats["_N:_E:_N"]
+    source = read_source(path, tables=TableOptions(types={"w": "string"}))
+    assert source.left_out[0].endswith("w is text (--categories COLUMN numbers it)")  # no row is to blame
     lines = ["0,1,300", *["1,0,1"] * 60]
     for dtype, bad, message in (
         ("uint8", "1,0,1", "g.csv, row 2, column w: 300 does not fit uint8"),
@@ -280,6 +296,13 @@ def test_files_come_in_natural_order_which_is_said(tmp_path, caplog):
     path = write_files(tmp_path / "in", {"part-10.csv": ["0,1,10"], "part-2.csv": ["1,0,2"]})
     assert rows(feature(read_source(path), "w").values).tolist() == [2, 10]
     assert "edges of part-2.csv, part-10.csv, in this order" in " ".join(caplog.messages)
+
+
+def test_a_packed_file_that_ends_too_soon_is_named(tmp_path):
+    path = write_csv(tmp_path / "g.csv.gz")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(GraphDataError, match=r"g.csv.gz: cannot be read: "):
+        read_source(path)
 
 
 @pytest.mark.parametrize("lists", ['"0.5,1"', "[0.5; 1]", "0.5|1", "[0.5 1]"])
@@ -493,9 +516,9 @@ def test_integers_of_parquet_may_be_missing(tmp_path, caplog):
     source = read_source(path)
     assert np.array_equal(rows(feature(source, "k").values), [5, np.nan, 7, 8], equal_nan=True)
     assert feature(source, "w").dtype == "int64"
-    assert f"{path}: k has no value in 1 of 4 rows: NaN (--fill COLUMN=0 or mean)" in caplog.messages
-    with pytest.raises(GraphDataError, match="nan does not fit int64"):
-        rows(feature(read_source(path, tables=TableOptions(types={"k": "int64"})), "k").values)
+    assert f"{path}: k has no value in 1 of 4 rows (the first: row 1): NaN (--fill COLUMN=0 or mean)" in caplog.messages
+    with pytest.raises(GraphDataError, match=r"g.parquet: k, row 1: a value is missing, which int64 cannot say"):
+        read_source(path, tables=TableOptions(types={"k": "int64"}))
     path = write("large.parquet", k=pa.array([5, None, 8, 2**53 + 1]))
     with pytest.raises(GraphDataError, match=r"large.parquet: k, row 3: 9007199254740993 does not fit float64"):
         rows(feature(read_source(path), "k").values)

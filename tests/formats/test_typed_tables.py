@@ -3,6 +3,7 @@
 import bz2
 import sys
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from input_checks import check_all, check_parts, rows
@@ -203,6 +204,33 @@ GAPS = {"nodes.csv": "id,x,f_0,f_1\n0,1,1,\n1,,3,5\n2,3,,7\n", **EDGE}
         (GAPS, {"fill": {"f_0": "9", "f_1": "mean"}}, "f", "float32", [[1, 6], [3, 5], [9, 7]]),
         ({"nodes.parquet": {"id": [0, 1, 2], "x": [None, 4, 5]}, **EDGE}, {"fill": {"x": "0.5"}}, "x", "float32",
          [0.5, 4, 5]),
+        # what is not missing stays, to the digit
+        ({"nodes.csv": f"id,x\n0,{2**53 + 1}\n1,\n", **EDGE}, {"fill": {"x": "2"}, "types": {"x": "int64"}}, "x",
+         "int64", [2**53 + 1, 2]),
+        ({"nodes.csv": f"id,x\n0,{2**62 + 1}\n1,3\n", **EDGE}, {"fill": {"x": "2"}, "types": {"x": "int64"}}, "x",
+         "int64", [2**62 + 1, 3]),
+        ({"nodes.parquet": {"id": [0, 1], "x": [2**53 + 1, None]}, **EDGE},
+         {"fill": {"x": "2"}, "types": {"x": "int64"}}, "x", "int64", [2**53 + 1, 2]),
+        ({"nodes.parquet": {"id": [0, 1], "x": [1e16, 2]}, **EDGE}, {"types": {"x": "int64"}}, "x", "int64",
+         [10**16, 2]),
+        # what is no number may be one in the dtype that the user names
+        ({"nodes.csv": "id,x\n0,true\n1,\n2,false\n", **EDGE}, {"fill": {"x": "1"}, "types": {"x": "bool"}}, "x",
+         "bool", [True, True, False]),
+        ({"nodes.csv": "id,x\n0,true\n1,\n2,false\n", **EDGE}, {"fill": {"x": "7"}, "types": {"x": "float32"}}, "x",
+         "float32", [1, 7, 0]),
+        ({"nodes.csv": "id,x\n0,1970-01-02\n1,\n", **EDGE}, {"fill": {"x": "7"}, "types": {"x": "float64"}}, "x",
+         "float64", [86400, 7]),
+        ({"nodes.parquet": {"id": [0, 1, 2], "x": [True, None, False]}, **EDGE},
+         {"fill": {"x": "1"}, "types": {"x": "bool"}}, "x", "bool", [True, True, False]),
+        ({"nodes.parquet": {"id": [0, 1, 2], "x": [1.0, np.nan, 3.0]}, **EDGE}, {"fill": {"x": "7"}}, "x", "float32",
+         [1, 7, 3]),
+        ({"nodes.parquet": {"id": [0, 1, 2], "x": [1.0, np.nan, None]}, **EDGE}, {"fill": {"x": "mean"}}, "x",
+         "float32", [1, 1, 1]),
+        ({"nodes.csv": "0;0,5\n1;0,25\n", "edges.csv": "0;1;0,5\n"}, {"decimal": ",", "no_header": True}, "column1",
+         "float32", [0.5, 0.25]),
+        ({"nodes.csv": "0 0,5\n1 0,25\n", "edges.csv": "0 1 0,5\n"}, {"decimal": ",", "no_header": True}, "column1",
+         "float32", [0.5, 0.25]),
+        ({"nodes.csv": 'id,a name,x\n0,p,"0,5"\n1,q,"0,25"\n', **EDGE}, {"decimal": ","}, "x", "float32", [0.5, 0.25]),
     ],
 )  # fmt: skip
 def test_columns_as_the_user_says(tmp_path, files, options, name, dtype, values):
@@ -210,13 +238,30 @@ def test_columns_as_the_user_says(tmp_path, files, options, name, dtype, values)
     assert (feature.dtype, rows(feature.values).tolist()) == (dtype, values)
 
 
-@pytest.mark.parametrize("name", ["nodes.csv", "nodes.parquet"])
-def test_a_large_integer_beside_missing_values_is_not_rounded(tmp_path, name):
-    x = [2**53 + 1, None, 3]
-    table = "id,x\n" + "".join(f"{i},{'' if n is None else n}\n" for i, n in enumerate(x))
-    files = {name: table if name == "nodes.csv" else {"id": [0, 1, 2], "x": x}, **EDGE}
-    with pytest.raises(GraphDataError, match=rf"{name}.*, row .* does not fit float64"):
-        rows(read(tmp_path, files, fill={"x": "0"}, types={"x": "int64"}).node_feats["_N"]["x"].values)
+@pytest.mark.parametrize(
+    ("nodes", "options", "message"),
+    [
+        ("id;x\n0;1.234\n1;0,5\n", {"decimal": ","}, r"nodes.csv, row 2, column x: '1.234' has a point, but decimals"),
+        ("id;x\n0;1,5\n1;1.234\n", {"decimal": ",", "types": {"x": "float64"}}, r"nodes.csv, row 3.* has a point"),
+        ("id,x\n0,1\n1,\n", {"fill": {"x": "0"}, "types": {"x": "string"}}, r"nodes.csv: x is string, which cannot be"),
+        ("id,x\n0,1\n1,2\n", {"fill": {"x": "mean"}, "types": {"x": "int8"}}, r"nodes.csv: x is int8, which cannot be"),
+        ("id,x\n0,1\n1,\n", {"fill": {"x": "300"}, "types": {"x": "int8"}}, r"nodes.csv, row 3.*300 does not fit int8"),
+        ("id,x\n0,a\n1,\n", {"fill": {"x": "0"}}, r"nodes.csv: x is string, which cannot be filled"),
+        ("id,x\n0,true\n1,false\n", {"fill": {"x": "0"}}, r"nodes.csv: x is bool, which cannot be filled"),
+        ("id,x\n0,[1 2]\n1,[3 4]\n", {"fill": {"x": "0"}}, r"nodes.csv: x is list, which cannot be filled"),
+        ("id,x\n0,2024-01-02\n1,2024-01-03\n", {"fill": {"x": "0"}}, r"nodes.csv: x is time, which cannot be filled"),
+        ("id,x\n0,a\n1,\n", {"fill": {"x": "0"}, "categories": ("x",)}, r"fill: no table has a column of numbers 'x'"),
+        ("id,x\n0,1\n1,\n", {"fill": {"id": "0"}}, r"fill: no table has a column of numbers 'id'"),
+        ("id,x\n0,1\n1,\n", {"fill": {"z": "0"}}, r"fill: no table has a column of numbers 'z'"),
+        ({"id": [0, 1], "x": ["a", None]}, {"fill": {"x": "0"}}, r"nodes.parquet: x is string, which cannot be filled"),
+        ({"id": [0, 1], "x": [2**53 + 1, None]}, {"fill": {"x": "0"}}, r"nodes.parquet: x, row 0: .* fit float64"),
+        ({"id": [0, 1], "x": [np.nan, 1]}, {"types": {"x": "bool"}}, r"nodes.parquet: x, row 0: nan does not fit bool"),
+    ],
+)  # fmt: skip
+def test_what_columns_cannot_be(tmp_path, nodes, options, message):
+    files = {"nodes.csv" if isinstance(nodes, str) else "nodes.parquet": nodes, "edges.csv": "src;dst\n0;1\n"}
+    with pytest.raises(GraphDataError, match=message):
+        rows(read(tmp_path, files, **options).node_feats["_N"]["x"].values)
 
 
 @pytest.mark.parametrize("ids", ["pqrs", "0123"])
@@ -250,13 +295,14 @@ def test_all_columns_that_cannot_be_read_are_named_at_once(tmp_path):
         read(tmp_path, {"nodes.csv": nodes, **EDGE})
     lines = str(error.value).splitlines()
     assert len(lines) == 2 and "column b: '0,5' may be a list" in lines[0] and "column c: 9999" in lines[1]
+    nodes = 'id,a,b\n0,"0,5",1\n' + "1,0,1\n" * 60 + "1,0,99999999999999999999\n"
+    with pytest.raises(GraphDataError, match=r"row 2, column a.*\n.*row 63, column b"):
+        read(tmp_path, {"nodes.csv": nodes, **EDGE})
     with pytest.raises(GraphDataError, match="a has no value\n.*b has no value"):
         read(tmp_path, {"nodes.csv": "id,a,b\n0,True,2024-01-02\n1,,\n", **EDGE})
     for wrong, message in (({"fill": {"a": "x"}}, "a number or mean"), ({"decimal": ";"}, "a point or a comma")):
         with pytest.raises(InvalidArgumentError, match=message):
             TableOptions(**wrong)
-    with pytest.raises(GraphDataError, match="fill: no table has a column 'z'"):
-        read(tmp_path, {"nodes.csv": "id,a\n0,1\n", **EDGE}, fill={"z": "0"})
 
 
 def test_names_that_no_file_can_have(tmp_path):
