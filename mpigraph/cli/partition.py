@@ -53,8 +53,8 @@ _FLAGS = {
     "--balance-train": "spread the training nodes evenly",
     "--balance-edges": "spread the edges evenly",
     "--resume": "after a run that was killed: verify the parts that it has completed, and write only the others; with "
-    "another input or other options all are written (without --resume the assignment of nodes is taken up, and all "
-    "parts are written)",
+    "another input or other options, and of a finished graph, all are written (without --resume the assignment of "
+    "nodes is taken up, and all parts are written)",
     "--overwrite": "write over another graph in --out (default: refuse before reading)",
 }
 _REVERSE_FLAGS = {

@@ -8,7 +8,10 @@ The stages, each bounded in memory::
     write parts     each part by one rank
 
 A run that is killed leaves the assignment (:class:`.Leftovers`) and whole parts for the next run, which goes through
-the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content.
+the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content. The content
+has a few rows of the features only, so the features of a finished graph may have changed: only parts of a killed run
+are kept. Each run removes those that it does not keep before it writes any, and those of a finished run before it
+leaves an assignment.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
 ranks nor on their memory.
@@ -52,7 +55,7 @@ from mpigraph.partition.output_folder import (
     check_vacant,
     check_writable,
     remove_other_graphs,
-    remove_stale_parts,
+    remove_parts,
     sole_writer,
 )
 from mpigraph.partition.part_writer import PartWriter
@@ -60,7 +63,7 @@ from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles
-from mpigraph.storage.files import check_space
+from mpigraph.storage.files import check_space, storage_errors
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
@@ -141,7 +144,8 @@ def partition_source(
         scratch: for temporary files; beside the shards by default.
         resume: verify the parts that an interrupted run has completed, and write only the others and damaged ones.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
-            few of their rows. If no part can be kept, the log says so, and all parts are written.
+            few of their rows. If no part can be kept, the log says so, and all parts are written, as those of a
+            finished graph are.
         feat_dtype: features to store in 16 bits, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
@@ -202,6 +206,7 @@ class _Run:
     resume: bool
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
+    finished: bool = field(init=False, default=False)  # the run before has ended
     took_assignment: bool = field(init=False, default=False)
     both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
 
@@ -211,6 +216,8 @@ class _Run:
 
     def make(self) -> PartitionResult:
         num_parts = self.method.num_parts
+        looking = "looking for an earlier run"
+        (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
         topology = self.check_edges()
         parts, balance = self.assign(topology)
         digest = Digest(self.exchange)
@@ -226,17 +233,12 @@ class _Run:
             self.tell("no part is complete with this assignment and these features: all are written")
         elif self.assignment is not None:
             self.tell_that_nothing_is_taken_up()
-        # a configuration exists only with all its shards: the old one is removed first, the new one written last
-        with self.exchange.together("removing the old configuration"):
-            if self.exchange.rank == 0:
-                (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
-                remove_other_graphs(self.out, self.graph_name)
+        self.remove_all_but(done)
         arrivals = self.write_parts(content, numbering, done)
         config = self.config_of(identity, content, numbering, arrivals.counts)
         result = self.write_config(config, arrivals.cut, balance)
         if self.exchange.rank == 0:
             self.left.remove()
-            remove_stale_parts(self.out, num_parts)
         return result
 
     def check_edges(self) -> str:
@@ -324,6 +326,8 @@ class _Run:
                     options = {"seed": method.seed, "objtype": method.objtype}
                     whole = metis_assign(self.source, method.num_parts, criteria, **options)  # type: ignore[arg-type]
             parts = self.from_first(whole)
+        if self.finished:  # else the assignment would say that these parts are of a killed run
+            self.remove_all_but(np.zeros(method.num_parts, np.bool_))
         with exchange.together("keeping the assignment"):
             if exchange.rank == 0 and whole is not None:
                 self.left.write_assignment(word, whole)
@@ -337,7 +341,7 @@ class _Run:
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
         num_parts = self.method.num_parts
-        if not self.resume:
+        if not self.resume or self.finished:
             return np.zeros(num_parts, np.bool_)
 
         def is_complete(part: int) -> bool:
@@ -358,6 +362,15 @@ class _Run:
         done = self.exchange.map("verifying the parts", num_parts, is_complete)
         self.progress("verify parts", num_parts, num_parts)
         return np.array(done, np.bool_)
+
+    def remove_all_but(self, done: Mask) -> None:
+        """Remove what earlier runs have written, except parts that are ``done`` (bool[parts])."""
+        with self.exchange.together("removing files of earlier runs"), storage_errors(self.out):
+            if self.exchange.rank == 0:
+                # the configuration last: without it the parts would be those of a killed run
+                remove_parts(self.out, done)
+                remove_other_graphs(self.out, self.graph_name)
+                (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
 
     def tell_that_nothing_is_taken_up(self) -> None:
         """Log why a run with ``resume`` begins at the beginning."""

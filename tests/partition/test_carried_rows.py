@@ -120,6 +120,8 @@ def test_every_row_is_read_once_whatever_the_parts(
             comm.Allreduce(array.counts, count)
         assert len(counts) > 4
         assert all((count == 1).all() for count in counts)
+        # a chunk of edges is read by one rank, in one go or in steps: its blocks are unpacked by this rank alone
+        assert all(np.count_nonzero(np.diff(array.counts)) <= 2 * -(-len(array) // 500) for array in read)
         comm.Barrier()
         check_equal(folder / "wanted", folder / "found")
 

@@ -319,13 +319,14 @@ def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
             assert balance[f"nodes {ntype}"] <= max(1.05 * count, num_parts * -(-count // num_parts)) / count + 1e-4
 
 
-@pytest.mark.study
-@pytest.mark.parametrize("method", ["metis", "random"])
-def test_round_trip_of_two_hundred_relations(tmp_path, method):
-    source = many_relations(200)
+@pytest.mark.parametrize("number", [28, pytest.param(200, marks=pytest.mark.study)])
+@pytest.mark.parametrize("method", ["metis", pytest.param("random", marks=pytest.mark.study)])
+def test_round_trip_of_relations_that_share_tables(tmp_path, method, number):
+    source = many_relations(number, 1000 * number // 200 * 3)
     result = partition_source(source, "many", 3, tmp_path, method)
     check_round_trip(source, result, 3)
-    assert len(result.orig_eids) == 200 and len(PartConfig.read(result.config_path).schema.relations) == 200
+    config = PartConfig.read(result.config_path)
+    assert len(result.orig_eids) == len(config.shared) == number and config.shared_features
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
