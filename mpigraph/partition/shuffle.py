@@ -145,13 +145,13 @@ class Shuffle:
         step = max(1, _PIECE_BYTES // self._dtype.itemsize)
         for piece in range(first, first + self._pieces):
             records = self._spill.take(self._first_group + piece, self._dtype, mapped=bool(self.carried))
-            order = _order(records, *self._cuts[piece : piece + 2].tolist(), by_number=bool(self.carried))
+            order = _order(records, bool(self.carried), *self._cuts[piece : piece + 2].tolist())
             for at in range(0, len(order), step):
                 yield records.take(order[at : at + step])
                 release(records)
 
 
-def _order(records: Array, first: int, last: int, by_number: bool) -> Array:
+def _order(records: Array, by_number: bool, first: int, last: int) -> Array:
     """Return int[n], the order of records with keys in ``[first, last)``: by key, source, number or as they came."""
     keys = records["key"].astype(np.int64)
     order = np.arange(len(records), dtype=np.int32 if len(records) < 2**31 else np.int64)
