@@ -60,17 +60,15 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
 
 @collective("ranks")
 def _collect(exchange: Exchange, config: PartConfig) -> dict[str, Any]:
-    parts = []
-    with exchange.together(f"reading the parts of {config.path}"):
-        own_parts = range(exchange.rank, config.num_parts, exchange.size)
-        memory = host_memory(config, config.book).tolist()
-        with PartFiles(config) as files, progress_of(exchange) as show:
-            for done, part in enumerate(own_parts):
-                show("read parts", done, len(own_parts))
-                parts.append(_part(files, part) | {"host_memory": memory[part]})
-            show("read parts", len(own_parts), len(own_parts))
-    gathered = exchange.gather_bytes(json.dumps(parts).encode())
-    all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
+    memory = host_memory(config, config.book).tolist()
+    with PartFiles(config) as files, progress_of(exchange) as show:
+
+        def read(part: int) -> dict[str, Any]:
+            show("read parts", part, config.num_parts)
+            return _part(files, part) | {"host_memory": memory[part]}
+
+        all_parts = exchange.map(f"reading the parts of {config.path}", config.num_parts, read)
+        show("read parts", config.num_parts, config.num_parts)
     quality = _quality(config, sum(part["cut_edges"] for part in all_parts))
     return _graph(config) | quality | {"parts": all_parts, "memory": _memory(config)}
 
@@ -233,8 +231,7 @@ def _verify(exchange: Exchange, part_config: str) -> int:
                 bad += audit.bad
                 sums += audit.sums
             show("verify (bytes)", total, total)
-    own = json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace")
-    results = [json.loads(text) for text in exchange.gather_bytes(own)]
+    results = exchange.gather_json([bad, sums.tolist(), total])
     lines = [line for bad, _, _ in results for line in bad]
     sums = np.array([rank_sums for _, rank_sums, _ in results], np.uint64).sum(axis=0)
     total = sum(rank_total for *_, rank_total in results)

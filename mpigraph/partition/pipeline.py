@@ -19,7 +19,7 @@ ranks nor on their memory.
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -35,10 +35,10 @@ from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.assign import METHODS
+from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.loops import asymmetry_of_edges
-from mpigraph.partition.metis import Criteria, balance_criteria, loads_of, measured_balance, metis_assign, random_assign
-from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.options import (
     Digest,
     Method,
@@ -266,36 +266,47 @@ class _Run:
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
-        """Return int32[own nodes], the part of each, and the balance."""
+        """Return int32[own nodes], the part of each, and the balance; rank 0 keeps the parts of all in a file."""
         exchange = self.exchange
         method = self.method
-        if self.assignment is None:
-            word = self.word_of_assignment(topology)
-            kept = None
-            with exchange.together("reading a kept assignment"):
-                if exchange.rank == 0:
-                    kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
-                    if kept is None and not self.left.assignment_path(word).exists():
-                        self.tell_that_nothing_is_taken_up()
-            self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
+        word = self.word_of_assignment(topology)
+        kept = None
+        with exchange.together("reading a kept assignment"):
+            if exchange.rank == 0 and self.assignment is None:
+                kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
+                if kept is None and not self.left.assignment_path(word).exists():
+                    self.tell_that_nothing_is_taken_up()
+        self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
         stage = f"assign nodes ({method.name})"
-        # METIS does not report progress
-        steps = max(sum(self.source.edge_counts), 1) if method.name == "multilevel" else 1
+        steps = max(sum(self.source.edge_counts), 1) if METHODS[method.name].reports else 1
 
         def report(fraction: float) -> None:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
         criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
-        if self.assignment is not None:
-            parts = np.asarray(self.assignment[slice(*self.bounds[exchange.rank : exchange.rank + 2])], np.int32)
-        elif self.took_assignment:
-            parts = self.from_first(kept)
+        task = Task(
+            self.source, method.num_parts, criteria, self.bounds, method.seed, method.objtype, self.assignment,
+            self.both_ways, exchange, self.scratch, report,
+        )  # fmt: skip
+        if self.took_assignment:
+            parts = task.on_first(lambda: np.asarray(kept))
         else:
-            parts = self.new_assignment(word, criteria, report)
+            parts = METHODS[method.name].assign(task)
+            if self.assignment is None:
+                self.keep(word, parts)
         loads = exchange.total(loads_of(criteria, parts, method.num_parts))
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria, loads)
+
+    def keep(self, word: str, parts: I32) -> None:
+        """Have rank 0 keep the parts of all nodes in a file; this rank has int32[own nodes]."""
+        whole = self.exchange.gather_to_first(parts[:, None])[:, 0]
+        if self.finished:  # else the assignment would say that the old parts are of a killed run
+            self.remove_all_but(np.zeros(self.method.num_parts, np.bool_))
+        with self.exchange.together("keeping the assignment"):
+            if self.exchange.rank == 0:
+                self.left.write_assignment(word, whole)
 
     def word_of_assignment(self, topology: str) -> str:
         digest = Digest(self.exchange)
@@ -305,38 +316,6 @@ class _Run:
                 begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
                 digest.add(number, int(begin), flat[begin:end].astype(np.int64))
         return word_of(topology, self.method, sorted(self.classes), digest.total())
-
-    def new_assignment(self, word: str, criteria: Criteria, report: Callable[[float], None]) -> I32:
-        """Compute int32[own nodes], the part of each; rank 0 keeps all of them in a file."""
-        exchange = self.exchange
-        method = self.method
-        if method.name == "multilevel":
-            parts = multilevel_assign(
-                self.source, method.num_parts, criteria, seed=method.seed, both_ways=self.both_ways,
-                exchange=exchange, bounds=self.bounds, scratch=self.scratch, report=report,
-            )  # fmt: skip
-            whole: I32 | None = exchange.gather_to_first(parts[:, None])[:, 0]
-        else:
-            with exchange.together(f"assigning nodes by {method.name}"):
-                whole = None
-                if exchange.rank == 0 and method.name == "random":
-                    whole = random_assign(self.source, method.num_parts, method.seed)
-                elif exchange.rank == 0:
-                    criteria = balance_criteria(self.source, self.classes, method.balance_edges)
-                    options = {"seed": method.seed, "objtype": method.objtype}
-                    whole = metis_assign(self.source, method.num_parts, criteria, **options)  # type: ignore[arg-type]
-            parts = self.from_first(whole)
-        if self.finished:  # else the assignment would say that these parts are of a killed run
-            self.remove_all_but(np.zeros(method.num_parts, np.bool_))
-        with exchange.together("keeping the assignment"):
-            if exchange.rank == 0 and whole is not None:
-                self.left.write_assignment(word, whole)
-        return parts
-
-    def from_first(self, whole: I32 | None) -> I32:
-        whole = np.empty(0, np.int32) if whole is None else whole
-        parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
-        return parts
 
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""

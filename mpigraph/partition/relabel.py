@@ -73,7 +73,7 @@ class Numbering:
         New ids, int[n], are those of types one after the other.
         """
         places: I64 = np.searchsorted(self.first_nodes, new_ids, side="right") - 1
-        return places % self._num_parts, places
+        return (places if len(self.bases) == 2 else places % self._num_parts), places
 
     @collective("ranks")
     def of(self, ids: I64, met: I64 | None = None) -> Array:

@@ -19,8 +19,9 @@ from mpigraph.formats.readers import read_source
 from mpigraph.formats.table_files import ParquetFiles
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import options, shuffle, source
+from mpigraph.partition.assign import forecast
+from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.options import Workload, forecast
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import MadeRows, reads_blocks

@@ -15,7 +15,8 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
-from mpigraph.partition.metis import balance_criteria, symmetric_adjacency
+from mpigraph.partition.assign import METHODS
+from mpigraph.partition.assigning import Task, balance_criteria
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import CastRows
@@ -79,9 +80,15 @@ def test_odd_graphs(tmp_path, method, num_nodes, src, dst):
     check_round_trip(source, partition_source(source, "g", 5, tmp_path, method), 5)
 
 
-def test_symmetric_adjacency_against_sets():
+def adjacency_of(source):
+    task = Task(source, 2, balance_criteria(source), source.node_bases[[0, -1]])
+    level = metis.finest_level(task)
+    return metis.Adjacency(level.indptr, level.indices)
+
+
+def test_adjacency_against_sets():
     src, dst = power_law(60, 600)
-    adjacency = symmetric_adjacency(homogeneous(60, src, dst))
+    adjacency = adjacency_of(homogeneous(60, src, dst))
     expected = [set() for _ in range(60)]
     for u, v in zip(src, dst, strict=True):
         if u != v:
@@ -95,7 +102,7 @@ def test_symmetric_adjacency_against_sets():
 @pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
-    adjacency = metis.widened(symmetric_adjacency(homogeneous(600, *power_law(600, 5000))))
+    adjacency = metis.widened(adjacency_of(homogeneous(600, *power_law(600, 5000))))
     weights = np.random.default_rng(0).integers(1, 9, (600, 1)) if weighted else None
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     for num_parts in (2, 5):
@@ -112,7 +119,7 @@ def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
 def test_other_threads_run_while_metis_works():
     """The clock of the command line needs them."""
     source = homogeneous(40_000, *power_law(40_000, 400_000))
-    adjacency = metis.widened(symmetric_adjacency(source))
+    adjacency = metis.widened(adjacency_of(source))
     ticks, stop = [], threading.Event()
 
     def tick():
@@ -210,7 +217,8 @@ def interrupted(tmp_path, monkeypatch):
         patch.setattr(pipeline.PartWriter, "write", lambda writer, part: signal.raise_signal(signal.SIGINT))
         partition_source(source, "g", 3, tmp_path / "out", seed=4)
     assert not (tmp_path / "out" / "g.json").exists()
-    monkeypatch.setattr(pipeline, "metis_assign", lambda *_, **__: pytest.fail("METIS ran again"))
+    again = METHODS["metis"]._replace(assign=lambda task: pytest.fail("METIS ran again"))
+    monkeypatch.setitem(METHODS, "metis", again)
     return source, tmp_path / "out", expected
 
 

@@ -16,12 +16,13 @@ from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
-from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.metis import TOLERANCE, Adjacency, Criteria, metis_cut
+from mpigraph.partition.assigning import ROUND_BYTES, TOLERANCE, Criteria, Method, Task, Workload
+from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.metis import Adjacency, metis_cut
 from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, hashes, level_of_edges
+from mpigraph.partition.multilevel.dist_csr import FEW_RANKS, Level, hashes, level_of_edges
 from mpigraph.partition.multilevel.refinement import Effort, refine, violation
-from mpigraph.partition.source import GraphSource, all_edges_among_nodes
+from mpigraph.partition.source import all_edges_among_nodes
 from mpigraph.partition.spill import Scratch
 
 _AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
@@ -108,45 +109,45 @@ def assign(
 
 
 @collective("ranks")
-def multilevel_assign(
-    source: GraphSource,
-    num_parts: int,
-    criteria: Criteria,
-    *,
-    seed: int = 0,
-    both_ways: bool = False,
-    exchange: Exchange = ALONE,
-    bounds: I64 | None = None,
-    scratch: Scratch | None = None,
-    report: Report = lambda fraction: None,
-) -> I32:
-    """Assign every node of every type to a part: int32[own nodes]. All relations count alike.
+def _assign(task: Task) -> I32:
+    """Assign the nodes of all types: int32[own nodes]. All relations count alike.
 
-    Each rank reads its share of the source, and gives the criteria of its own nodes, types one after the other. Their
-    arrays are replaced by views of the one that is worked with, to save memory. Other arguments are those of
-    :func:`assign`; by default one rank owns all nodes.
+    Criteria are replaced by views of the one array that is worked with, to save memory.
     """
-    bounds = source.node_bases[[0, -1]] if bounds is None else bounds
-    own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
-    weights = np.empty((own, len(criteria)), np.int32)
-    for number, name in enumerate(criteria):
-        weights[:, number] = criteria[name]
-        criteria[name] = weights[:, number]
-    edges = all_edges(source, exchange, report)
+    weights = np.empty((task.own.stop - task.own.start, len(task.criteria)), np.int32)
+    for number, name in enumerate(task.criteria):
+        weights[:, number] = task.criteria[name]
+        task.criteria[name] = weights[:, number]
     return assign(
-        exchange, bounds, edges, weights, num_parts,
-        seed=seed, both_ways=both_ways, scratch=scratch, report=report,
+        task.exchange, task.bounds, _all_edges(task), weights, task.num_parts,
+        seed=task.seed, both_ways=task.both_ways, scratch=task.scratch, report=task.report,
     )  # fmt: skip
 
 
-def all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:
+def _all_edges(task: Task) -> Iterator[tuple[I64, I64]]:
     """Yield this rank's chunks of all relations, in ids of all nodes."""
-    total = sum(source.edge_counts)
+    total = sum(task.source.edge_counts)
     done = 0
-    for src, dst in all_edges_among_nodes(source, exchange.rank, exchange.size):
-        report(_READ * min(done / total, 1.0))
-        done += len(src) * exchange.size
+    for src, dst in all_edges_among_nodes(task.source, task.exchange.rank, task.exchange.size):
+        task.report(_READ * min(done / total, 1.0))
+        done += len(src) * task.exchange.size
         yield src, dst
+
+
+def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
+    nodes = -(-work.num_nodes // ranks)
+    edges = -(-work.num_edges // ranks)  # counted as stored both ways
+    ghosts = min(work.num_nodes - nodes, edges)
+    clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else ROUND_BYTES)
+    clustering += 20 * (nodes + ghosts) if ranks > FEW_RANKS else 0  # their positions lie in a hash table
+    coarsest = 22 * nodes + 2 * ghosts + 18 * work.num_nodes + 126 * min(3 * work.num_edges // 4, _MAX_EDGES)  # METIS
+    if not mapping:  # 4 of the finest level, which waits in a file beyond 64 MiB, and 6 of the next one
+        clustering += 10 * edges
+        coarsest += 6 * edges + min(4 * edges, 64 << 20)
+    return max(clustering, coarsest), edges * (28 if mapping else 16)
+
+
+MULTILEVEL = Method(_assign, _memory, objectives=("cut",), maps=True, reports=True)
 
 
 def _limits(totals: I64, num_parts: int) -> I64:

@@ -10,8 +10,8 @@ import pytest
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.partition.assigning import limits
 from mpigraph.partition.exchange import Exchange, even_bounds
-from mpigraph.partition.metis import limits
 from mpigraph.partition.multilevel import assign as assigning, clustering, dist_csr, refinement
 from mpigraph.partition.multilevel.assign import Coarsening, assign
 from mpigraph.partition.multilevel.dist_csr import level_of_edges
