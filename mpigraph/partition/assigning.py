@@ -74,10 +74,15 @@ def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:
     return loads
 
 
-def limits(criteria: Criteria, num_parts: int) -> I64:
-    """Return int64[criteria], the limit of a part: 5 % over the mean, and at least its ceiling."""
-    means = np.array([weights.sum() / num_parts for weights in criteria.values()])
-    bounds: F64 = np.maximum(np.floor(means * TOLERANCE), np.ceil(means))
+def limits(totals: I64, num_parts: int, aim: float = TOLERANCE) -> I64:
+    """Return int64[criteria], the limits of a part; ``totals``, int64[criteria], are the weights of all parts.
+
+    ``aim`` times the mean, and the mean + 1 if 5 % over the mean allow that; at least its ceiling.
+    """
+    means: F64 = totals / num_parts
+    ceiling = np.ceil(means)
+    wanted = np.maximum(np.floor(means * aim), ceiling + 1)
+    bounds: F64 = np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling)
     return bounds.astype(np.int64)
 
 

@@ -43,8 +43,7 @@ def assign(task: Task) -> I32:
     """Assign the nodes of all types: int32[own nodes], worked out on rank 0.
 
     All relations count alike. A graph that METIS cannot partition (no edges, fewer nodes than parts) is spread evenly.
-    Up to 8 parts are made by recursive bisection, unless the objective is "vol", which minimises the communication
-    volume and which only the k-way method knows; "cut" minimises the edges cut.
+    The objective "cut" minimises the edges cut, "vol" the communication volume.
     """
     criteria = {name: task.exchange.gather_to_first(of[:, None])[:, 0] for name, of in task.criteria.items()}
     return task.on_first(lambda: _assign_all(replace(task, criteria=criteria)))
@@ -59,12 +58,8 @@ def _assign_all(task: Task) -> I32:
     if level is None or len(level.indices) == 0:
         return spread_types(task)
     usable = {name: weights for name, weights in task.criteria.items() if weights.sum() >= 10 * num_parts}
-    adjacency = widened(Adjacency(level.indptr, level.indices))
-    most = int(np.iinfo(adjacency.indptr.dtype).max)
-    seed = task.seed if abs(task.seed) <= most else task.seed % most
-    parts = call_metis(adjacency, num_parts, usable, seed, task.objtype, num_parts <= 8 and task.objtype == "cut")
-    del adjacency
-    bounds = limits(task.criteria, num_parts)
+    parts = call_metis(Adjacency(level.indptr, level.indices), num_parts, usable, task.seed, task.objtype)
+    bounds = limits(np.array([weights.sum() for weights in task.criteria.values()]), num_parts)
     if (loads_of(task.criteria, parts, num_parts) <= bounds).all():
         return parts
     get_logger().info("parts of METIS are balanced")
@@ -84,15 +79,6 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
 
 
 METIS = Method(assign, _memory)
-
-
-def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
-    """Partition a graph whose edges have weights (int64[m], the same both ways) into parts: int32[n].
-
-    The adjacency is symmetric, without self loops or repeats, and has more nodes than parts, which are more than 1.
-    Criteria to balance may be empty. Raises PartitionError if METIS fails, as happens with several criteria.
-    """
-    return call_metis(widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
 
 
 def _one_weight(criteria: Criteria) -> I64:
@@ -116,13 +102,27 @@ def call_metis(
     adjacency: Adjacency,
     num_parts: int,
     criteria: Criteria,
-    seed: int,
-    objtype: str,
-    recursive: bool,
+    seed: int = 0,
+    objtype: str = "cut",
     edge_weights: I64 | None = None,
 ) -> I32:
-    """Return int32[num_nodes], the part of each node; METIS balances what it can of the criteria, else their sum."""
-    entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
+    """Return int32[n], the part of each node; METIS balances what it can of the criteria, else their sum.
+
+    Args:
+        adjacency: symmetric, without self loops or repeats, of more nodes than parts.
+        num_parts: number of parts, > 1.
+        criteria: to balance; may be empty.
+        seed: any integer.
+        objtype: "cut" or "vol". Up to 8 parts of least cut are made by bisection, which cuts less and balances better.
+        edge_weights: int64[m], the same both ways; None: all 1.
+
+    Raises:
+        PartitionError: METIS fails, as happens with several criteria.
+    """
+    entry = "METIS_PartGraphRecursive" if num_parts <= 8 and objtype == "cut" else "METIS_PartGraphKway"
+    adjacency = widened(adjacency)
+    most = int(np.iinfo(adjacency.indptr.dtype).max)
+    seed = seed if abs(seed) <= most else seed % most
     first = next(iter(criteria.values()), np.zeros(1, np.int64))
     if len(criteria) <= 1 and (first == first[0]).all():
         weights = None
@@ -145,7 +145,7 @@ def call_library(
     """Call METIS's function ``entry`` (METIS manual, section 5.5). Releases the GIL.
 
     ``weights`` are int64[n, criteria], ``edge_weights`` int64[m]; None: all the same. Other arguments are those of
-    :func:`metis_assign`, the adjacency in METIS's integer type.
+    :func:`call_metis`, the adjacency in METIS's integer type.
     """
     indptr, indices = adjacency
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32

@@ -22,8 +22,8 @@ _SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
 
 
 @dataclass(frozen=True)
-class Method:
-    """The method that assigns nodes; arguments of :func:`~mpigraph.partition.pipeline.partition_source`."""
+class Choice:
+    """The chosen method to assign nodes; arguments of :func:`~mpigraph.partition.pipeline.partition_source`."""
 
     name: str
     num_parts: int
@@ -53,7 +53,7 @@ def check_same(
     source: GraphSource,
     infos: tuple[Features, Features],
     graph_name: str,
-    method: Method,
+    method: Choice,
     classes: Mapping[str, Array] | None,
     assignment: Array | None,
     resume: bool,

@@ -40,8 +40,8 @@ from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measu
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.loops import asymmetry_of_edges
 from mpigraph.partition.options import (
+    Choice,
     Digest,
-    Method,
     check_assignment,
     check_options,
     check_same,
@@ -172,7 +172,7 @@ def partition_source(
                     check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
                 there = bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
+        method = Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
         source = narrowed_source(source, infos)
         run = _Run(
@@ -196,7 +196,7 @@ class _Run:
 
     source: GraphSource
     graph_name: str
-    method: Method
+    method: Choice
     classes: Mapping[str, Array]
     assignment: Array | None
     out: Path

@@ -119,7 +119,7 @@ def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
 def test_other_threads_run_while_metis_works():
     """The clock of the command line needs them."""
     source = homogeneous(40_000, *power_law(40_000, 400_000))
-    adjacency = metis.widened(adjacency_of(source))
+    adjacency = adjacency_of(source)
     ticks, stop = [], threading.Event()
 
     def tick():
@@ -129,7 +129,7 @@ def test_other_threads_run_while_metis_works():
     thread = threading.Thread(target=tick)
     thread.start()
     begin = time.monotonic()
-    metis.call_metis(adjacency, 2, balance_criteria(source), 0, "cut", True)
+    metis.call_metis(adjacency, 2, balance_criteria(source))
     end = time.monotonic()
     stop.set()
     thread.join()
