@@ -27,7 +27,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import NewFile, check_space, open_regular, storage_errors, temporary_name
+from mpigraph.storage.files import NewFile, check_space, nearest_folder, open_regular, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -58,7 +58,7 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
     Raises InvalidArgumentError, which says why it cannot.
     """
     path = Path(directory).absolute()
-    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
+    nearest = nearest_folder(path)
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"\0")  # fails on a full disk

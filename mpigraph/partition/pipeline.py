@@ -17,7 +17,6 @@ Ranks own ranges of the original ids of all nodes, types one after the other. Th
 ranks nor on their memory.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -34,7 +33,6 @@ from mpigraph.errors import ShardFormatError
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.assign import METHODS
 from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
@@ -62,9 +60,9 @@ from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, bytes_of_part
 from mpigraph.storage.files import check_space, storage_errors
-from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
+from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 from mpigraph.storage.shard import ShardReader, verify
@@ -409,16 +407,10 @@ class _Run:
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
-    """Return the bytes of the shards, without HDF5's own, which are few."""
-    total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
-    edges_of_shared = int(np.diff(source.first_edges)[list(source.shared)].sum())
-    total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * edges_of_shared
-    for relation_id in source.own:
-        src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
-        total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
-    counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))
-    counts |= dict(zip(map(relation_key, source.schema.relations), source.edge_counts, strict=True))
-    for owner, table in (*infos[0].items(), *infos[1].items()):
-        for info in table.values():
-            total += counts[owner] * storage_dtype(info.stored).itemsize * math.prod(info.shape)
-    return total
+    """Return the bytes of the shards and the assignment, without HDF5's own, which are few."""
+    of_nodes, of_edges = (tuple(np.array([0, n]) for n in counts) for counts in (source.num_nodes, source.edge_counts))
+    whole = PartConfig(
+        "", "", RangeBook(source.schema, of_nodes, of_edges), *infos, PartConfig.default_files(1),
+        shared=source.shared, shared_features=tuple(source.shared_features),
+    )  # fmt: skip
+    return bytes_of_part(whole, 0) + 4 * sum(source.num_nodes) + 8 * (num_parts - 1) * len(source.own)
