@@ -22,7 +22,6 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import CastRows
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
 
 
 def homogeneous(num_nodes, src, dst):
@@ -42,42 +41,53 @@ def power_law(num_nodes, num_edges, seed=0):
     return (rng.random(num_edges) ** 2 * num_nodes).astype(np.int64), rng.integers(0, num_nodes, num_edges)
 
 
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-def test_round_trip_of_a_homogeneous_graph(tmp_path, method, num_parts):
-    source = homogeneous(500, *power_law(500, 4000))
-    result = partition_source(source, "g", num_parts, tmp_path, method)
-    check_round_trip(source, result, num_parts)
-    with ShardReader(tmp_path / "part0" / "node_feat.h5") as feats:
-        assert feats.info("_N/half").dtype == "bfloat16"
-
-
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-@pytest.mark.parametrize("counts", [(300, 400, 20), pytest.param((30, 40, 2), marks=pytest.mark.slow), (1, 5, 0)])
-def test_round_trip_of_a_heterograph_with_few_nodes_of_a_type(tmp_path, method, counts):
-    authors, papers, venues = counts
+def few_of_a_type(authors, papers, venues):
     edges = {("author", "writes", "paper"): papers * 3, ("paper", "in", "venue"): papers * 2 if venues else 0}
     edges |= {("paper", "cites", "paper"): papers}
-    source = typed_source({"author": authors, "paper": papers, "venue": venues}, edges)
-    check_round_trip(source, partition_source(source, "h", 4, tmp_path, method), 4)
+    return typed_source({"author": authors, "paper": papers, "venue": venues}, edges)
+
+
+def lists(num_nodes, src, dst):
+    return lambda: homogeneous(num_nodes, np.array(src, np.int64), np.array(dst, np.int64))
+
+
+GRAPHS = {
+    "power law": (lambda: homogeneous(500, *power_law(500, 4000)), (1, 2, 3, 8)),
+    "few nodes of a type": (lambda: few_of_a_type(300, 400, 20), (4,)),
+    "no nodes of a type": (lambda: few_of_a_type(1, 5, 0), (4,)),
+    "fewer nodes than parts": (lists(3, [0, 1, 1, 2], [1, 0, 2, 0]), (5,)),
+    "no edges": (lists(40, [], []), (5,)),
+    "only self loops, repeated": (lists(40, [7] * 5, [7] * 5), (5,)),
+    "repeated edges, isolated nodes": (lists(40, [0, 0, 0, 1, 5, 5], [1, 1, 1, 0, 5, 5]), (5,)),
+    "nothing": (lists(0, [], []), (5,)),
+    "one node": (lists(1, [0], [0]), (5,)),
+    "a star": (lists(1000, [0] * 999, range(1, 1000)), (5,)),
+    "odd types": (typed_source, (1, 3, 8)),
+    "types without nodes": (lambda: typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0)), (2,)),
+    "no relations": (lambda: typed_source({"a": 5, "b": 1}, {}), (3,)),
+    "relations that share tables": (lambda: many_relations(28, 420), (3,)),
+}
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-@pytest.mark.parametrize(
-    "num_nodes, src, dst",
-    [
-        (3, [0, 1, 1, 2], [1, 0, 2, 0]),  # fewer nodes than parts
-        (40, [], []),  # no edges
-        (40, [7] * 5, [7] * 5),  # only self loops, repeated
-        (40, [0, 0, 0, 1, 5, 5], [1, 1, 1, 0, 5, 5]),  # repeated edges, isolated nodes
-        (0, [], []),  # nothing
-        (1, [0], [0]),
-        (1000, [0] * 999, range(1, 1000)),  # a star
-    ],
-)
-def test_odd_graphs(tmp_path, method, num_nodes, src, dst):
-    source = homogeneous(num_nodes, np.array(src, np.int64), np.array(dst, np.int64))
-    check_round_trip(source, partition_source(source, "g", 5, tmp_path, method), 5)
+@pytest.mark.parametrize("name, num_parts", [(name, parts) for name in GRAPHS for parts in GRAPHS[name][1]])
+def test_round_trip(tmp_path, method, name, num_parts):
+    source = GRAPHS[name][0]()
+    result = partition_source(source, "g", num_parts, tmp_path, method)
+    check_round_trip(source, result, num_parts)
+    balance = result.report["balance"]
+    types = {f"nodes {t}" if len(source.num_nodes) > 1 else "nodes": t for t in source.schema.ntypes}
+    counts = {title: source.num_nodes[source.schema.ntype_id(t)] for title, t in types.items()}
+    assert set(balance) == {title for title, count in counts.items() if count}
+    for title, heaviest in balance.items():
+        assert heaviest <= max(1.05, num_parts * -(-counts[title] // num_parts) / counts[title]) + 1e-4
+    config = PartConfig.read(result.config_path)
+    if name == "power law":
+        assert config.node_features["_N"]["half"].dtype == "bfloat16"
+    elif name == "no relations":
+        assert result.report["edges_cut"] == 0 and result.orig_eids == ()
+    elif name == "relations that share tables":
+        assert len(config.shared) == 28 and config.shared_features
 
 
 def adjacency_of(source):
@@ -312,39 +322,6 @@ def test_bad_input_is_named(tmp_path):
         partition_source(good, "g", 2, tmp_path, "multilevel", objtype="vol")
     with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
         GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})
-
-
-@pytest.mark.parametrize("method", ["metis", "random"])
-@pytest.mark.parametrize("num_parts", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
-def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
-    source = typed_source()
-    result = partition_source(source, "t", num_parts, tmp_path, method)
-    check_round_trip(source, result, num_parts)
-    balance = result.report["balance"]
-    assert set(balance) == {f"nodes {ntype}" for ntype, count in COUNTS.items() if count}
-    for ntype, count in COUNTS.items():
-        if count:
-            assert balance[f"nodes {ntype}"] <= max(1.05 * count, num_parts * -(-count // num_parts)) / count + 1e-4
-
-
-@pytest.mark.parametrize("number", [28, pytest.param(200, marks=pytest.mark.study)])
-@pytest.mark.parametrize("method", ["metis", pytest.param("random", marks=pytest.mark.study)])
-def test_round_trip_of_relations_that_share_tables(tmp_path, method, number):
-    source = many_relations(number, 1000 * number // 200 * 3)
-    result = partition_source(source, "many", 3, tmp_path, method)
-    check_round_trip(source, result, 3)
-    config = PartConfig.read(result.config_path)
-    assert len(result.orig_eids) == len(config.shared) == number and config.shared_features
-
-
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-def test_types_without_nodes_or_relations(tmp_path, method):
-    nothing = typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0))
-    check_round_trip(nothing, partition_source(nothing, "n", 2, tmp_path, method), 2)
-    bare = typed_source({"a": 5, "b": 1}, {})
-    result = partition_source(bare, "b", 3, tmp_path / "b", method)
-    check_round_trip(bare, result, 3)
-    assert result.report["edges_cut"] == 0 and result.orig_eids == ()
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])
