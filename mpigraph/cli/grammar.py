@@ -126,8 +126,8 @@ class Partition:
     scratch: str | None = _scratch(", as large as the edges and, of parquet, HDF5 and partitioned input, the features")
     resume: bool = option(
         "after a run that was killed: verify the parts that it has completed, and write only the others; with another "
-        "input or other options all are written (without --resume the assignment of nodes is taken up, and all parts "
-        "are written)",
+        "input or other options, and of a finished graph, all are written (without --resume the assignment of nodes is "
+        "taken up, and all parts are written)",
         default=False,
     )
     overwrite: bool = _overwrite()

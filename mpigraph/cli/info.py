@@ -37,17 +37,15 @@ def info(options: Info, comm: Any = None) -> int:
 
 @collective("ranks")
 def _collect(exchange: Exchange, config: PartConfig) -> dict[str, Any]:
-    parts = []
-    with exchange.together(f"reading the parts of {config.path}"):
-        own_parts = range(exchange.rank, config.num_parts, exchange.size)
-        memory = host_memory(config, config.book).tolist()
-        with PartFiles(config) as files, progress_of(exchange) as told:
-            for done, part in enumerate(own_parts):
-                told("read parts", done, len(own_parts))
-                parts.append(_part(files, part) | {"host_memory": memory[part]})
-            told("read parts", len(own_parts), len(own_parts))
-    gathered = exchange.gather_json(parts)
-    all_parts = sorted((part for of_rank in gathered for part in of_rank), key=lambda part: int(part["part"]))
+    memory = host_memory(config, config.book).tolist()
+    with PartFiles(config) as files, progress_of(exchange) as told:
+
+        def read(part: int) -> dict[str, Any]:
+            told("read parts", part, config.num_parts)
+            return _part(files, part) | {"host_memory": memory[part]}
+
+        all_parts = exchange.map(f"reading the parts of {config.path}", config.num_parts, read)
+        told("read parts", config.num_parts, config.num_parts)
     quality = _quality(config, sum(part["cut_edges"] for part in all_parts))
     return _graph(config) | quality | {"parts": all_parts, "memory": _memory(config)}
 

@@ -18,8 +18,10 @@ from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
+from mpigraph.partition.assign import Forecast, check_memory
+from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.options import Forecast, Workload, check_memory, check_options
+from mpigraph.partition.options import check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.shuffle import carried_sizes
@@ -184,13 +186,13 @@ def _memory_of_rank(text: str) -> int:
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error if memory or disk do not suffice."""
-    name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
-    neighbours = int((exchange.gather(name[None]) == name).all(axis=1).sum())  # that share this node's memory
-    if memory is None:
-        free = free_memory()
-        share = 2**62 if free is None else held_memory() + free // neighbours
-        memory = int(exchange.gather(np.array([[share]], np.int64)).min())
-    held = int(exchange.gather(np.array([[held_memory()]], np.int64)).max())  # so that all ranks decide alike
+    node = os.uname().nodename
+    neighbours = exchange.gather_json(node).count(node)  # that share this node's memory
+    free = free_memory()
+    share = 2**62 if free is None else held_memory() + free // neighbours
+    told = exchange.gather_json([share, held_memory()])  # so that all ranks decide alike
+    memory = min(share for share, _ in told) if memory is None else memory
+    held = max(held for _, held in told)
     with exchange.together("looking at the memory"):
         foreseen = check_memory(work._replace(held=held), exchange.size, memory)
         check_space(folder, neighbours * foreseen.scratch, f"temporary files of {neighbours} rank(s)")

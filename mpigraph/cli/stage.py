@@ -5,16 +5,19 @@ staged configuration to stdout, for a script to read.
 """
 
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mpigraph.cli.grammar import Stage
 from mpigraph.cli.main import note
 from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
-from mpigraph.partition.output_folder import Sizes, check_links, check_vacant, remove_other_graphs, remove_stale_parts
+from mpigraph.partition.output_folder import Sizes, check_links, check_vacant, remove_other_graphs, remove_parts
 from mpigraph.store.host_ranges import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 from mpigraph.trace import clock
 
@@ -78,7 +81,8 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     with together(world.comm, step):  # last, now that every node has its parts
         if shards:
             replace(config, files=config.default_files(config.num_parts)).write(directory)
-            remove_stale_parts(directory, config.num_parts)
+            with suppress(OSError):  # the graph stands
+                remove_parts(directory, np.ones(config.num_parts, np.bool_))
     size = sum(shard.size for shard in missing) / 2**20
     copied = f"{len(missing)} files copied ({size:.1f} MiB), {len(shards) - len(missing)} kept, {clock() - begin:.1f} s"
     line = f"{node}: part(s) {', '.join(map(str, parts))}: {copied}" if shards else ""

@@ -1,4 +1,4 @@
-"""Compiled loops of partitioning: adjacency arrays, moves between parts that restore balance, digests.
+"""Compiled loops of partitioning: adjacency arrays, limits of parts, digests.
 
 The caller allocates every output. ``kernels/csr.py`` says how edges are placed into rows (``fill``).
 """
@@ -10,44 +10,6 @@ import numpy as np
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import mix64
-
-
-@njit()
-def place_both_ways(src: Array, dst: Array, fill: Array, out: Array) -> None:
-    """Place each edge of a chunk into the rows of both ends; self loops are left out.
-
-    src, dst: int64[m].  fill: int64[n], advanced here.  out: int32 or int64[2 m], filled here.
-    """
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        if u == v:
-            continue
-        out[fill[u]] = v
-        fill[u] += 1
-        out[fill[v]] = u
-        fill[v] += 1
-
-
-@njit()
-def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_indptr: Array) -> int:
-    """Keep the first of equal entries of each row and close the gaps, in place.
-
-    indptr: int64[n + 1].  ends: int64[n], where each row really ends, which may be before the next one begins.
-    indices: int[m], compacted here.  mark: int[n] of -1, scratch: the last row in which each value was met, so that it
-    needs no clearing between rows.  out_indptr: int64[n + 1], filled here.  Returns the number of entries kept.
-    """
-    kept = 0
-    for row in range(len(ends)):
-        begin, end = indptr[row], ends[row]
-        out_indptr[row] = kept
-        for i in range(begin, end):
-            value = indices[i]
-            if mark[value] != row:
-                mark[value] = row
-                indices[kept] = value
-                kept += 1
-    out_indptr[len(ends)] = kept
-    return kept
 
 
 @njit()
@@ -83,32 +45,15 @@ def _pair_word(u: Any, v: Any) -> Any:
 
 @njit()
 def asymmetry_of_edges(src: Array, dst: Array) -> Any:
-    """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse (see :func:`asymmetry`).
+    """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse, and seldom if not.
 
-    src, dst: int64[m].
+    src, dst: int64[m].  Both directions of an edge cancel; a missing one leaves a remainder except with probability
+    2**-64.
     """
     remainder = np.uint64(0)
     for i in range(len(src)):
         remainder += _pair_word(src[i], dst[i])
     return remainder
-
-
-@njit()
-def asymmetry(indptr: Array, indices: Array) -> int:
-    """Return 0 for a symmetric adjacency without repeats or self loops.
-
-    Sums a 64-bit hash of the pair (smaller, larger end), with its sign by direction: both directions
-    cancel, and a missing one leaves a remainder except with probability 2**-64.
-
-    indptr: int64[n + 1].  indices: int[m].
-    """
-    remainder = np.uint64(0)
-    for row in range(len(indptr) - 1):
-        for i in range(indptr[row], indptr[row + 1]):
-            if indices[i] == row:
-                return 1
-            remainder += _pair_word(row, indices[i])
-    return 0 if remainder == np.uint64(0) else 1
 
 
 @njit()
@@ -121,47 +66,6 @@ def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> b
         if weights[row, c] > 0 and loads[group, c] + weights[row, c] > limits[c]:
             return False
     return True
-
-
-@njit()
-def rebalance(
-    indptr: Array, indices: Array, weights: Array, limits: Array, max_loss: int, loads: Array, parts: Array
-) -> int:
-    """Move nodes out of overloaded parts to where most of their neighbours are.
-
-    A node moves if its part exceeds the limit of a criterion in which the node has a weight, if the target stays within
-    all limits, and if the cut grows by no more than ``max_loss`` edges. One greedy pass over the nodes, in their order.
-
-    indptr: int64[n + 1], indices: int[m]: symmetric adjacency.  weights: int64[n, criteria].
-    limits: int64[criteria].  loads: int64[parts, criteria], kept up to date here.  parts: int32[n], changed here.
-    Returns the number of moves.
-    """
-    num_parts, num_criteria = loads.shape
-    links = np.zeros(num_parts, np.int64)
-    moves = 0
-    for node in range(len(parts)):
-        here = parts[node]
-        over = False
-        for c in range(num_criteria):
-            if weights[node, c] > 0 and loads[here, c] > limits[c]:
-                over = True
-        if not over:
-            continue
-        links[:] = 0  # edges of the node into each part: a move from here to there cuts links[here] - links[there] more
-        for i in range(indptr[node], indptr[node + 1]):
-            links[parts[indices[i]]] += 1
-        best = -1
-        for there in range(num_parts):
-            if there == here or links[here] - links[there] > max_loss or not fits(weights, node, loads, there, limits):
-                continue
-            if best < 0 or links[there] > links[best]:
-                best = there
-        if best >= 0:
-            loads[here] -= weights[node]
-            loads[best] += weights[node]
-            parts[node] = best
-            moves += 1
-    return moves
 
 
 @njit()

@@ -1,14 +1,8 @@
-"""Arguments of :func:`~mpigraph.partition.pipeline.partition_source`: checks, digests, and a forecast of the memory.
-
-Checks and digests are equal on any number of ranks. The forecast's numbers are bytes, measured (tests/perf/README.md,
-"Partitioning on several ranks"): for each node and edge of a rank, for each *ghost* (a node of another rank with an
-edge from here), and for chunks that do not grow with the graph.
-"""
+"""Checks and digests of the arguments of ``partition_source``, equal on any number of ranks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,23 +10,20 @@ from mpigraph.arrays import I64, U64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
-from mpigraph.memory import in_units
+from mpigraph.partition.assign import GIVEN, METHODS, PART_METHODS
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.loops import add_digest
-from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
 from mpigraph.partition.row_arrays import RowArray, numpy_under, release
-from mpigraph.partition.shuffle import BUCKET_BYTES, Carried
 from mpigraph.partition.source import GraphSource, feature_infos
 from mpigraph.storage.part_config import Features, check_graph_name
 
-PART_METHODS = ("metis", "multilevel", "random")
 _SAMPLES = 64  # rows
 _SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
 
 
 @dataclass(frozen=True)
-class Method:
-    """The method that assigns nodes; arguments of :func:`~mpigraph.partition.pipeline.partition_source`."""
+class Choice:
+    """The chosen method to assign nodes; arguments of :func:`~mpigraph.partition.pipeline.partition_source`."""
 
     name: str
     num_parts: int
@@ -51,8 +42,8 @@ def check_options(
         raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
     if objtype not in ("cut", "vol"):
         raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
-    if part_method == "multilevel" and objtype != "cut":
-        raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
+    if objtype not in METHODS[part_method].objectives:
+        raise InvalidArgumentError(f"part_method {part_method!r} minimises the cut (got objtype {objtype!r})")
     check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
@@ -62,7 +53,7 @@ def check_same(
     source: GraphSource,
     infos: tuple[Features, Features],
     graph_name: str,
-    method: Method,
+    method: Choice,
     classes: Mapping[str, Array] | None,
     assignment: Array | None,
     resume: bool,
@@ -115,8 +106,8 @@ def _arrays_of(
 
 def check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
     """Check the arguments for an assignment that was computed elsewhere."""
-    if part_method != "given":
-        raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
+    if part_method != GIVEN:
+        raise InvalidArgumentError(f"part_method must be {GIVEN!r} (got {part_method!r})")
     check_options(graph_name, num_parts)
     expected = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
     if assignment.shape != (num_nodes,) or assignment.dtype.kind not in "iu":
@@ -179,80 +170,3 @@ def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
 def _cheap(array: RowArray) -> int:
     """Return how many rows of an array are quickly read."""
     return _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES
-
-
-_ROUND = 225 << 20  # edges on their way to and from other ranks, and what spills keep; 160 MiB on one rank
-_CARRYING = 140 << 20  # rows on their way to their parts and what their spill keeps; as much to put them in order
-
-
-class Workload(NamedTuple):
-    """The sizes that memory depends on."""
-
-    num_nodes: int  # all nodes
-    num_edges: int  # all directed edges; "multilevel" counts each as stored both ways
-    num_parts: int  # number of parts
-    method: str  # "metis", "multilevel", "random" or "given"
-    # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
-    held: int = 200 << 20
-    carried: Carried = Carried()  # rows that travel with nodes and edges
-
-
-class Forecast(NamedTuple):
-    """An estimate of the memory and disk that partitioning takes."""
-
-    stages: dict[str, int]  # the peak memory of the largest rank in each stage, bytes, without pages of files
-    mapping: bool  # the edges of the levels of clusters lie in temporary files
-    scratch: int  # the largest size of a rank's temporary files, bytes
-
-    @property
-    def memory(self) -> int:
-        """The peak of all stages, bytes."""
-        return max(self.stages.values())
-
-
-def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
-    """Return an estimate for a number of ranks, with edges in memory or in mapped files."""
-    num_nodes, num_edges, num_parts, method, held, carried = work
-    nodes = -(-num_nodes // ranks)
-    edges = -(-num_edges // ranks)
-    scratch = edges * (24 if max(num_nodes, num_edges) >= 2**31 else 12)
-    carrying = _CARRYING if carried.total else 0
-    # a block of carried rows is there twice, as it is stored and as numbers
-    relabelling = 24 * nodes + (160 << 20 if ranks == 1 else _ROUND) + carrying + 2 * carried.block
-    writing = 20 * nodes + 40 * -(-num_nodes // num_parts) + carrying
-    writing += 80 * min(BUCKET_BYTES // 12, -(-num_edges // num_parts))
-    assigning = 16 * num_nodes
-    if method == "metis":
-        assigning = 200 * num_nodes + 130 * num_edges
-    elif method == "multilevel":
-        ghosts = min(num_nodes - nodes, edges)
-        clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else _ROUND)
-        clustering += 20 * (nodes + ghosts) if ranks > FEW_RANKS else 0  # their positions lie in a hash table
-        coarsest = 22 * nodes + 2 * ghosts + 18 * num_nodes + 126 * min(3 * num_edges // 4, 6_000_000)  # for METIS
-        if not mapping:  # 4 of the finest level, which waits in a file beyond 64 MiB, and 6 of the next one
-            clustering += 10 * edges
-            coarsest += 6 * edges + min(4 * edges, 64 << 20)
-        assigning = max(clustering, coarsest)
-        scratch = max(scratch, edges * (28 if mapping else 16))
-    stages = {"assign nodes": held + assigning, "relabel edges": held + relabelling, "write parts": held + writing}
-    return Forecast(stages, mapping, scratch + -(-carried.total // ranks))
-
-
-def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
-    """Return the forecast for ranks with ``memory`` bytes each; with edges in temporary files where that is needed.
-
-    Raises InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
-    """
-    for mapping in (False, True) if work.method == "multilevel" else (False,):
-        foreseen = forecast(work, ranks, mapping)
-        if foreseen.memory <= memory:
-            return foreseen
-    multilevel = work._replace(method="multilevel")
-    enough = next((ranks << k for k in range(17) if forecast(multilevel, ranks << k, True).memory <= memory), None)
-    advice = "no number of ranks suffices: use nodes with more memory"
-    if enough is not None:
-        advice = f"use --method multilevel on {enough} ranks, or allow more by --memory"
-    raise InvalidArgumentError(
-        f"partitioning {work.num_nodes} nodes and {work.num_edges} edges by {work.method} on {ranks} rank(s) is "
-        f"forecast to take {in_units(foreseen.memory)} a rank, but a rank has {in_units(memory)}: {advice}"
-    )

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I32, Array
+from mpigraph.arrays import I32, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import NewFile, check_space, open_regular, storage_errors, temporary_name
+from mpigraph.storage.files import NewFile, check_space, nearest_folder, open_regular, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -58,7 +58,7 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
     Raises InvalidArgumentError, which says why it cannot.
     """
     path = Path(directory).absolute()
-    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
+    nearest = nearest_folder(path)
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(b"\0")  # fails on a full disk
@@ -133,16 +133,19 @@ def remove_other_graphs(folder: Path, graph_name: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def remove_stale_parts(folder: Path, num_parts: int) -> None:
-    """Remove the files of parts that a graph in a folder no longer has; other files stay."""
-    with suppress(OSError):  # the graph stands
-        for directory, part in _parts(folder):
-            if part >= num_parts:
-                for name in PartConfig.files_of(part).values():
-                    (folder / name).unlink(missing_ok=True)
-                    temporary_name(folder / name).unlink(missing_ok=True)
-                with suppress(OSError):
-                    directory.rmdir()  # fails unless it is empty
+def remove_parts(folder: Path, kept: Mask) -> None:
+    """Remove the files of all parts in a folder, except those to be kept (bool[parts]); other files stay.
+
+    Raises OSError: a file cannot be removed.
+    """
+    for directory, part in _parts(folder):
+        if part >= len(kept) or not kept[part]:
+            for name in PartConfig.files_of(part).values():
+                (folder / name).unlink(missing_ok=True)
+                temporary_name(folder / name).unlink(missing_ok=True)
+        if part >= len(kept):
+            with suppress(OSError):
+                directory.rmdir()  # fails unless it is empty
 
 
 class Leftovers:
@@ -190,8 +193,17 @@ class Leftovers:
 
     def is_any(self) -> bool:
         """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
-        begun = bytes_of_parts(self._folder) and not (self._folder / f"{self._graph_name}.json").exists()
-        return bool(begun) or any(not path.name.endswith(".tmp") for path in self._files())
+        return bool(bytes_of_parts(self._folder) and not self._has_configuration()) or self._has_assignment()
+
+    def are_of_finished_run(self) -> bool:
+        """Return whether the graph's last run has ended: a configuration stands, and no assignment is left."""
+        return self._has_configuration() and not self._has_assignment()
+
+    def _has_configuration(self) -> bool:
+        return (self._folder / f"{self._graph_name}.json").exists()
+
+    def _has_assignment(self) -> bool:
+        return any(not path.name.endswith(".tmp") for path in self._files())
 
     def _files(self) -> list[Path]:
         return [path for path, name in _files_left(self._folder) if name == self._graph_name]

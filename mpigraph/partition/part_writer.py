@@ -99,8 +99,9 @@ class PartWriter:
             orig_ids = records["number"] - table.first_edges[place]
             for array, firsts, writer in together:
                 _gather(array, (orig_ids + firsts[place])[firsts[place] >= 0], writer)
+            bounds = np.searchsorted(place, np.arange(len(table.relations) + 1))  # keys ascend, and places with them
             for of_place, array, writer in apart:
-                _gather(array, orig_ids[place == of_place], writer)
+                _gather(array, orig_ids[bounds[of_place] : bounds[of_place + 1]], writer)
             first_keys = table.keys[part * len(table.relations) + place]
             tables["destinations"].write((records["key"] - first_keys).astype(width))
             tables["indices"].write(records["source"].astype(width))

@@ -8,15 +8,17 @@ The stages, each bounded in memory::
     write parts     each part by one rank
 
 A run that is killed leaves the assignment (:class:`.Leftovers`) and whole parts for the next run, which goes through
-the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content.
+the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content. The content
+has a few rows of the features only, so the features of a finished graph may have changed: only parts of a killed run
+are kept. Each run removes those that it does not keep before it writes any, and those of a finished run before it
+leaves an assignment.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
 ranks nor on their memory.
 """
 
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,14 +33,13 @@ from mpigraph.errors import ShardFormatError
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.assign import METHODS
+from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.loops import asymmetry_of_edges
-from mpigraph.partition.metis import Criteria, balance_criteria, loads_of, measured_balance, metis_assign, random_assign
-from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.options import (
+    Choice,
     Digest,
-    Method,
     check_assignment,
     check_options,
     check_same,
@@ -52,16 +53,16 @@ from mpigraph.partition.output_folder import (
     check_vacant,
     check_writable,
     remove_other_graphs,
-    remove_stale_parts,
+    remove_parts,
     sole_writer,
 )
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.contents import PartFiles
-from mpigraph.storage.files import check_space
-from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
+from mpigraph.storage.contents import PartFiles, bytes_of_part
+from mpigraph.storage.files import check_space, storage_errors
+from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 from mpigraph.storage.shard import ShardReader, verify
@@ -141,7 +142,8 @@ def partition_source(
         scratch: for temporary files; beside the shards by default.
         resume: verify the parts that an interrupted run has completed, and write only the others and damaged ones.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
-            few of their rows. If no part can be kept, the log says so, and all parts are written.
+            few of their rows. If no part can be kept, the log says so, and all parts are written, as those of a
+            finished graph are.
         feat_dtype: features to store in 16 bits, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
@@ -168,7 +170,7 @@ def partition_source(
                     check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
                 there = bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
+        method = Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
         source = narrowed_source(source, infos)
         run = _Run(
@@ -192,7 +194,7 @@ class _Run:
 
     source: GraphSource
     graph_name: str
-    method: Method
+    method: Choice
     classes: Mapping[str, Array]
     assignment: Array | None
     out: Path
@@ -202,6 +204,7 @@ class _Run:
     resume: bool
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
+    finished: bool = field(init=False, default=False)  # the run before has ended
     took_assignment: bool = field(init=False, default=False)
     both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
 
@@ -211,6 +214,8 @@ class _Run:
 
     def make(self) -> PartitionResult:
         num_parts = self.method.num_parts
+        looking = "looking for an earlier run"
+        (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
         topology = self.check_edges()
         parts, balance = self.assign(topology)
         digest = Digest(self.exchange)
@@ -226,17 +231,12 @@ class _Run:
             self.tell("no part is complete with this assignment and these features: all are written")
         elif self.assignment is not None:
             self.tell_that_nothing_is_taken_up()
-        # a configuration exists only with all its shards: the old one is removed first, the new one written last
-        with self.exchange.together("removing the old configuration"):
-            if self.exchange.rank == 0:
-                (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
-                remove_other_graphs(self.out, self.graph_name)
+        self.remove_all_but(done)
         arrivals = self.write_parts(content, numbering, done)
         config = self.config_of(identity, content, numbering, arrivals.counts)
         result = self.write_config(config, arrivals.cut, balance)
         if self.exchange.rank == 0:
             self.left.remove()
-            remove_stale_parts(self.out, num_parts)
         return result
 
     def check_edges(self) -> str:
@@ -264,36 +264,47 @@ class _Run:
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
-        """Return int32[own nodes], the part of each, and the balance."""
+        """Return int32[own nodes], the part of each, and the balance; rank 0 keeps the parts of all in a file."""
         exchange = self.exchange
         method = self.method
-        if self.assignment is None:
-            word = self.word_of_assignment(topology)
-            kept = None
-            with exchange.together("reading a kept assignment"):
-                if exchange.rank == 0:
-                    kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
-                    if kept is None and not self.left.assignment_path(word).exists():
-                        self.tell_that_nothing_is_taken_up()
-            self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
+        word = self.word_of_assignment(topology)
+        kept = None
+        with exchange.together("reading a kept assignment"):
+            if exchange.rank == 0 and self.assignment is None:
+                kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
+                if kept is None and not self.left.assignment_path(word).exists():
+                    self.tell_that_nothing_is_taken_up()
+        self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
         stage = f"assign nodes ({method.name})"
-        # METIS does not report progress
-        steps = max(sum(self.source.edge_counts), 1) if method.name == "multilevel" else 1
+        steps = max(sum(self.source.edge_counts), 1) if METHODS[method.name].reports else 1
 
         def report(fraction: float) -> None:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
         criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
-        if self.assignment is not None:
-            parts = np.asarray(self.assignment[slice(*self.bounds[exchange.rank : exchange.rank + 2])], np.int32)
-        elif self.took_assignment:
-            parts = self.from_first(kept)
+        task = Task(
+            self.source, method.num_parts, criteria, self.bounds, method.seed, method.objtype, self.assignment,
+            self.both_ways, exchange, self.scratch, report,
+        )  # fmt: skip
+        if self.took_assignment:
+            parts = task.on_first(lambda: np.asarray(kept))
         else:
-            parts = self.new_assignment(word, criteria, report)
+            parts = METHODS[method.name].assign(task)
+            if self.assignment is None:
+                self.keep(word, parts)
         loads = exchange.total(loads_of(criteria, parts, method.num_parts))
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria, loads)
+
+    def keep(self, word: str, parts: I32) -> None:
+        """Have rank 0 keep the parts of all nodes in a file; this rank has int32[own nodes]."""
+        whole = self.exchange.gather_to_first(parts[:, None])[:, 0]
+        if self.finished:  # else the assignment would say that the old parts are of a killed run
+            self.remove_all_but(np.zeros(self.method.num_parts, np.bool_))
+        with self.exchange.together("keeping the assignment"):
+            if self.exchange.rank == 0:
+                self.left.write_assignment(word, whole)
 
     def word_of_assignment(self, topology: str) -> str:
         digest = Digest(self.exchange)
@@ -304,40 +315,10 @@ class _Run:
                 digest.add(number, int(begin), flat[begin:end].astype(np.int64))
         return word_of(topology, self.method, sorted(self.classes), digest.total())
 
-    def new_assignment(self, word: str, criteria: Criteria, report: Callable[[float], None]) -> I32:
-        """Compute int32[own nodes], the part of each; rank 0 keeps all of them in a file."""
-        exchange = self.exchange
-        method = self.method
-        if method.name == "multilevel":
-            parts = multilevel_assign(
-                self.source, method.num_parts, criteria, seed=method.seed, both_ways=self.both_ways,
-                exchange=exchange, bounds=self.bounds, scratch=self.scratch, report=report,
-            )  # fmt: skip
-            whole: I32 | None = exchange.gather_to_first(parts[:, None])[:, 0]
-        else:
-            with exchange.together(f"assigning nodes by {method.name}"):
-                whole = None
-                if exchange.rank == 0 and method.name == "random":
-                    whole = random_assign(self.source, method.num_parts, method.seed)
-                elif exchange.rank == 0:
-                    criteria = balance_criteria(self.source, self.classes, method.balance_edges)
-                    options = {"seed": method.seed, "objtype": method.objtype}
-                    whole = metis_assign(self.source, method.num_parts, criteria, **options)  # type: ignore[arg-type]
-            parts = self.from_first(whole)
-        with exchange.together("keeping the assignment"):
-            if exchange.rank == 0 and whole is not None:
-                self.left.write_assignment(word, whole)
-        return parts
-
-    def from_first(self, whole: I32 | None) -> I32:
-        whole = np.empty(0, np.int32) if whole is None else whole
-        parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
-        return parts
-
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
         num_parts = self.method.num_parts
-        if not self.resume:
+        if not self.resume or self.finished:
             return np.zeros(num_parts, np.bool_)
 
         def is_complete(part: int) -> bool:
@@ -358,6 +339,15 @@ class _Run:
         done = self.exchange.map("verifying the parts", num_parts, is_complete)
         self.progress("verify parts", num_parts, num_parts)
         return np.array(done, np.bool_)
+
+    def remove_all_but(self, done: Mask) -> None:
+        """Remove what earlier runs have written, except parts that are ``done`` (bool[parts])."""
+        with self.exchange.together("removing files of earlier runs"), storage_errors(self.out):
+            if self.exchange.rank == 0:
+                # the configuration last: without it the parts would be those of a killed run
+                remove_parts(self.out, done)
+                remove_other_graphs(self.out, self.graph_name)
+                (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
 
     def tell_that_nothing_is_taken_up(self) -> None:
         """Log why a run with ``resume`` begins at the beginning."""
@@ -417,16 +407,10 @@ class _Run:
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
-    """Return the bytes of the shards, without HDF5's own, which are few."""
-    total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
-    edges_of_shared = int(np.diff(source.first_edges)[list(source.shared)].sum())
-    total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * edges_of_shared
-    for relation_id in source.own:
-        src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
-        total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
-    counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))
-    counts |= dict(zip(map(relation_key, source.schema.relations), source.edge_counts, strict=True))
-    for owner, table in (*infos[0].items(), *infos[1].items()):
-        for info in table.values():
-            total += counts[owner] * storage_dtype(info.stored).itemsize * math.prod(info.shape)
-    return total
+    """Return the bytes of the shards and the assignment, without HDF5's own, which are few."""
+    of_nodes, of_edges = (tuple(np.array([0, n]) for n in counts) for counts in (source.num_nodes, source.edge_counts))
+    whole = PartConfig(
+        "", "", RangeBook(source.schema, of_nodes, of_edges), *infos, PartConfig.default_files(1),
+        shared=source.shared, shared_features=tuple(source.shared_features),
+    )  # fmt: skip
+    return bytes_of_part(whole, 0) + 4 * sum(source.num_nodes) + 8 * (num_parts - 1) * len(source.own)

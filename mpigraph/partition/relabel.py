@@ -18,7 +18,7 @@ from mpigraph.collective import collective
 from mpigraph.kernels.csr import count_keys, number_by_key
 from mpigraph.partition.exchange import Exchange, Progress, Route, owners_of
 from mpigraph.partition.shuffle import Shuffle, Writers, arrays_of
-from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch, Spill
 from mpigraph.storage.format import index_dtype
 
@@ -73,7 +73,7 @@ class Numbering:
         New ids, int[n], are those of types one after the other.
         """
         places: I64 = np.searchsorted(self.first_nodes, new_ids, side="right") - 1
-        return places % self._num_parts, places
+        return (places if len(self.bases) == 2 else places % self._num_parts), places
 
     @collective("ranks")
     def of(self, ids: I64, met: I64 | None = None) -> Array:
@@ -186,8 +186,8 @@ class Arrivals:
         own = numbering.own(ntype_id)
         first_id = own.start + int(numbering.bounds[numbering.exchange.rank] - numbering.bases[ntype_id])
         most = int(np.diff(numbering.bounds.clip(*numbering.bases[ntype_id : ntype_id + 2])).max())
-        for begin in range(0, most, shuffle.rows):
-            here = slice(min(own.start + begin, own.stop), min(own.start + begin + shuffle.rows, own.stop))
+        for begin in range(0, most, EDGES_PER_CHUNK):
+            here = slice(min(own.start + begin, own.stop), min(own.start + begin + EDGES_PER_CHUNK, own.stop))
             new_ids = numbering.new_ids[here]
             parts = owners_of(numbering.offsets[ntype_id], new_ids)
             of_nodes = {name: values[here] for name, values in columns.items()}
@@ -203,8 +203,9 @@ class Arrivals:
         exchange = numbering.exchange
         relations = table.relations
         place = np.zeros(1, np.int64)
+        counts = np.zeros(len(self.counts) * len(relations), np.int64)
         end = done + int(table.first_edges[-1])
-        for first, src, dst in edge_chunks(self.source, relations, exchange.rank, exchange.size, table.shuffle.rows):
+        for first, src, dst in edge_chunks(self.source, relations, exchange.rank, exchange.size):
             progress("relabel edges", done, sum(self.source.edge_counts))
             done = min(done + len(src) * exchange.size, end)
             if len(relations) > 1:
@@ -217,7 +218,7 @@ class Arrivals:
             if len(relations) > 1:
                 keys = table.keys[part * len(relations) + place] + keys + dst_base - numbering.first_nodes[of_type]
             self.cut += int(np.count_nonzero(src_part != part))
-            counts = np.bincount(part * len(relations) + place, minlength=len(self.counts) * len(relations))
-            self.counts[:, relations] += counts.reshape(-1, len(relations))
+            count_keys(part * len(relations) + place, 0, counts)
             table.shuffle.send(part, keys, first, source=new_src)
+        self.counts[:, relations] = counts.reshape(-1, len(relations))
         return end

@@ -1,9 +1,9 @@
 """Sending rows to the ranks that write their parts: of nodes, of edges, of the features that travel with them.
 
 A row travels by its *key*, a new id of a node or a number that orders edges by part and destination. It waits in a
-:class:`.Spill` by ranges of keys, and each range is put in order on its own: by key, by source, as the rows came. Ranks
-read edges in turn, so they come in the order of the input. So the result depends neither on the number of ranks nor on
-the ranges.
+:class:`.Spill` by ranges of keys, and each range is put in order on its own: by key, by source, in the order of the
+input. Ranks read chunks of edges in turn, so they come in this order, unless features travel with them, a part of each
+chunk at a time. So the result depends neither on the number of ranks nor on the ranges.
 
 Files of compressed or checksummed blocks (parquet, HDF5, shards) are slow to read at random, because every choice of
 rows unpacks nearly all blocks: their rows are read once, in the order of the file, and travel. Rows in memory and in
@@ -24,7 +24,7 @@ from mpigraph.kernels.csr import sort_rows
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
 from mpigraph.partition.row_arrays import RowArray, block_bytes, reads_blocks, release
-from mpigraph.partition.source import EDGES_PER_CHUNK, Features, GraphSource
+from mpigraph.partition.source import Features, GraphSource
 from mpigraph.partition.spill import Spill, by_row
 
 ORIGINAL_IDS = ""  # the name among features, whose names are longer
@@ -74,7 +74,6 @@ class Shuffle:
 
     Attributes:
         carried: the field of each array that travels, by its name.
-        rows: the most rows to send at a time.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class Shuffle:
         wide = max(int(offsets[-1]), count) >= 2**31
         self._dtype = _record(self._arrays, np.int64 if wide else np.int32, columns)
         size = self._dtype.itemsize
-        self.rows = min(EDGES_PER_CHUNK, max(1, _ROUND_BYTES // size)) if self.carried else EDGES_PER_CHUNK
         self._pieces = -(-count * size // (len(writers.done) * BUCKET_BYTES)) or 1  # of each part
         self._cuts = evenly_cut(offsets[writers.parts.start : writers.parts.stop + 1], self._pieces)
         self._first_group = spill.new_groups(len(self._cuts) - 1)
@@ -102,12 +100,24 @@ class Shuffle:
     def send(self, parts: I64, keys: Array, first: int, **columns: Array) -> None:
         """Send rows with consecutive numbers, from ``first`` on, to their parts; keep those that arrive.
 
+        Ranks may send unequal numbers of rows. Rows with arrays that travel go some MiB at a time.
+
         Args:
             parts: int64[n], the part of each row.
             keys: int[n].
             first: the first one's number, by which arrays that travel are read.
             columns: int[n] each; "number" has other numbers to tell.
         """
+        most = step = max(1, len(keys))
+        if self.carried:
+            most = max(self._writers.exchange.gather_json(len(keys)))
+            step = max(1, _ROUND_BYTES // self._dtype.itemsize)
+        for begin in range(0, most, step):
+            here = slice(begin, begin + step)
+            self._send(parts[here], keys[here], first + begin, {name: of[here] for name, of in columns.items()})
+
+    @collective("ranks")
+    def _send(self, parts: I64, keys: Array, first: int, columns: Mapping[str, Array]) -> None:
         writers = self._writers
         records = np.zeros(len(keys), self._dtype)
         records["key"] = keys
@@ -135,22 +145,26 @@ class Shuffle:
         step = max(1, _PIECE_BYTES // self._dtype.itemsize)
         for piece in range(first, first + self._pieces):
             records = self._spill.take(self._first_group + piece, self._dtype, mapped=bool(self.carried))
-            order = _order(records, *self._cuts[piece : piece + 2].tolist())
+            order = _order(records, bool(self.carried), *self._cuts[piece : piece + 2].tolist())
             for at in range(0, len(order), step):
                 yield records.take(order[at : at + step])
                 release(records)
 
 
-def _order(records: Array, first: int, last: int) -> Array:
-    """Return int[n], the order of records with keys in ``[first, last)``: by key, by source, as they came."""
+def _order(records: Array, by_number: bool, first: int, last: int) -> Array:
+    """Return int[n], the order of records with keys in ``[first, last)``: by key, source, number or as they came."""
     keys = records["key"].astype(np.int64)
     order = np.arange(len(records), dtype=np.int32 if len(records) < 2**31 else np.int64)
-    by_source = "source" in (records.dtype.names or ())
+    sources = [records["source"]] if "source" in (records.dtype.names or ()) else []
+    if by_number and sources:  # other keys are of one record each
+        order = np.argsort(records["number"], kind="stable").astype(order.dtype)
+        keys = keys[order]
+        sources = [sources[0][order]]
     if last - first > _SPARSE * len(records):
-        return np.lexsort((records["source"], keys)) if by_source else np.argsort(keys, kind="stable")
+        return order[np.lexsort((*sources, keys)) if sources else np.argsort(keys, kind="stable")]
     keys -= first
-    indptr, (order, *sources) = by_row(keys, last - first, order, *([records["source"]] if by_source else []))
-    if by_source:
+    indptr, (order, *sources) = by_row(keys, last - first, order, *sources)
+    if sources:
         sort_rows(indptr, sources[0], order)
     return order
 

@@ -276,14 +276,14 @@ def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) ->
 
 
 def edge_chunks(
-    source: GraphSource, relations: Sequence[int], rank: int = 0, ranks: int = 1, most: int = EDGES_PER_CHUNK
+    source: GraphSource, relations: Sequence[int], rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[int, I64, I64]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= most], of relations, one after the other.
+    """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK], of relations, one after the other.
 
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
     src, dst = (joined_rows([source.edges[r][end] for r in relations]) for end in (0, 1))
-    size = min(EDGES_PER_CHUNK, most)
+    size = EDGES_PER_CHUNK
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
         first = min(begin + size * rank, len(src))
         chunk = slice(first, first + size)

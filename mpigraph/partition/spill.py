@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import StorageError
 from mpigraph.kernels.csr import count_keys, place_values
 from mpigraph.partition.row_arrays import mapping_of, release
+from mpigraph.storage.files import storage_errors
 
 _RANGES = 64  # of rows that a matrix is sorted in
 
@@ -59,19 +59,12 @@ class Scratch:
         """Return a new file, or raise OSError."""
         return tempfile.TemporaryFile(dir=self.folder, buffering=0)
 
-    def failure(self, what: str, error: OSError) -> StorageError:
-        """Return the StorageError for an error of the system."""
-        return StorageError(f"{self.folder}: cannot {what} a temporary file: {error.strerror}")
-
     def _mapped(self, count: int, dtype: npt.DTypeLike) -> Array:
         size = count * np.dtype(dtype).itemsize
-        try:
-            with self.open() as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # where the disk is full: an error here, no SIGBUS later
-                array: Array = np.ndarray(count, dtype, mmap.mmap(file.fileno(), size))
-                return array
-        except OSError as error:
-            raise self.failure("write", error) from error
+        with storage_errors(self.folder, "write a temporary file"), self.open() as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # where the disk is full: an error here, no SIGBUS later
+            array: Array = np.ndarray(count, dtype, mmap.mmap(file.fileno(), size))
+        return array
 
 
 class Spill:
@@ -141,7 +134,7 @@ class Spill:
 
     def _flush(self) -> None:
         """Write to the file what is still in memory."""
-        try:
+        with storage_errors(self._scratch.folder, "write a temporary file"):
             if self._file is None:
                 self._file = self._scratch.open()
             for group, chunks in enumerate(self._pending):
@@ -151,8 +144,6 @@ class Spill:
                         self._write(chunk)
                     self._written[group].append((begin, self._end - begin))
                     chunks.clear()
-        except OSError as error:
-            raise self._scratch.failure("write", error) from error
         self._in_memory = 0
 
     def _write(self, chunk: Array) -> None:
@@ -166,13 +157,11 @@ class Spill:
     def _read(self, rows: Array, offset: int) -> None:
         assert self._file is not None
         data = rows.data
-        try:
+        with storage_errors(self._scratch.folder, "read a temporary file"):
             while data:
                 done = os.preadv(self._file.fileno(), [data], offset)
                 offset += done
                 data = data[done:]
-        except OSError as error:
-            raise self._scratch.failure("read", error) from error
 
 
 class MatrixSpill:

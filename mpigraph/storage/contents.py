@@ -418,6 +418,11 @@ def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
     return Audit(bad, sums)
 
 
+def bytes_of_part(config: PartConfig, part: int) -> int:
+    """Return the bytes of all datasets of a part."""
+    return sum(_dataset_bytes(info) for *_, info in _datasets(config, part))
+
+
 def _dataset_bytes(info: DatasetInfo) -> int:
     """Return the bytes of a dataset."""
     return storage_dtype(info.dtype).itemsize * math.prod(info.shape)

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -57,29 +57,33 @@ def temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
+def nearest_folder(path: str | os.PathLike[str]) -> Path:
+    """Return a folder, or if it does not exist yet the nearest one above it."""
+    whole = Path(path).absolute()
+    return next(ancestor for ancestor in (whole, *whole.parents) if ancestor.exists())
+
+
 def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> None:
     """Check that the disk of a folder, which need not exist yet, has ``needed`` bytes; ``what`` names the data.
 
     Raises:
         StorageError: the disk has less; names both sizes.
     """
-    path = Path(directory).absolute()
-    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
-    free = shutil.disk_usage(nearest).free
+    free = shutil.disk_usage(nearest_folder(directory)).free
     if needed > free:
         sizes = f"needs {needed / 2**20:.1f} MiB, but {free / 2**20:.1f} MiB are free"
         raise StorageError(f"{directory} lacks space: {what} {sizes}")
 
 
 @contextmanager
-def storage_errors(directory: Path) -> Iterator[None]:
-    """Raise StorageError instead of an OSError inside; errors of this library pass."""
+def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
+    """Raise StorageError, "PATH: cannot DOING: ...", instead of an OSError inside; errors of this library pass."""
     try:
         yield
     except MPIGraphError:  # some are OSErrors, too, such as those of a damaged shard that is read meanwhile
         raise
     except OSError as error:
-        raise StorageError(f"{directory}: cannot write: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot {doing}: {error.strerror}") from error
 
 
 class NewFile(FileIO):
@@ -112,7 +116,8 @@ class NewFile(FileIO):
         self._direct = durable and hasattr(os, "O_DIRECT")
         self._detour: mmap.mmap | None = None
         self.temporary = temporary_name(self.path)
-        try:
+        with ExitStack() as stack, storage_errors(self.path):
+            stack.callback(self.close)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             super().__init__(self.temporary, "w+", opener=_open_new)
             while not self._lock(queue):
@@ -120,27 +125,17 @@ class NewFile(FileIO):
                     raise StorageError(busy or f"{self.path}: another process is writing this file")
                 super().__init__(self.temporary, "w+", opener=_open_new)  # it was published meanwhile
             self.truncate(0)
-        except OSError as error:
-            self.close()
-            raise self.failure(error) from error
-
-    def failure(self, error: OSError) -> StorageError:
-        """Return a StorageError for any error of the system."""
-        return (
-            error if isinstance(error, StorageError) else StorageError(f"{self.path}: cannot write: {error.strerror}")
-        )
+            stack.pop_all()
 
     def write(self, data: Any) -> int:
         """Write all bytes. Raises StorageError if that fails."""
         rest = memoryview(data).cast("B")
         size = len(rest)
-        try:
+        with storage_errors(self.path):
             if self._direct and size >= _LARGE:
                 rest = self._write_pages(rest)
             while rest:
                 rest = rest[super().write(rest) or 0 :]
-        except OSError as error:
-            raise self.failure(error) from error
         return size
 
     def _write_pages(self, data: memoryview) -> memoryview:
@@ -182,15 +177,14 @@ class NewFile(FileIO):
             StorageError: the disk refuses; the file is removed.
         """
         try:
-            if self._durable:
-                os.fsync(self.fileno())
-            os.replace(self.temporary, self.path)
-            if self._durable:
-                _sync_folder(self.path.parent)
-        except OSError as error:
-            self.discard()
-            raise self.failure(error) from error
-        self.close()
+            with storage_errors(self.path):
+                if self._durable:
+                    os.fsync(self.fileno())
+                os.replace(self.temporary, self.path)
+                if self._durable:
+                    _sync_folder(self.path.parent)
+        finally:
+            self.discard()  # removes it only if it has not been published
 
     def discard(self) -> None:
         """Remove the file, if it has not been published."""

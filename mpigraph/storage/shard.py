@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -268,23 +269,12 @@ class ShardReader:
             raise InvalidArgumentError(f"the buffer for {name!r} must be C-contiguous")
         if out.size == 0:
             return
-        self._fill(name, dataset, out, begin)
-        if verify:
-            self._verify(name, dataset, out, begin)
-
-    def _fill(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
-        """Read rows from ``begin`` on."""
-        left = _bytes(out)
         with self._failures(f"dataset {name!r}"), open(self.path, "rb", buffering=0) as file:
-            place = dataset.begin + begin * (out.nbytes // len(out))
-            while len(left):
-                count = os.preadv(file.fileno(), [left], place)  # while other threads run, unlike in h5py
-                if not count:
-                    raise OSError("the file ends before its rows")
-                left = left[count:]
-                place += count
+            _fill(file, dataset, out, begin)
+            if verify:
+                self._verify(file, name, dataset, out, begin)
 
-    def _verify(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
+    def _verify(self, file: FileIO, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
         rows = dataset.segment
 
@@ -292,7 +282,7 @@ class ShardReader:
             """Read rows of a segment before or behind ``out``: a checksum covers a whole segment."""
             around = np.empty((stop - first, *out.shape[1:]), out.dtype)
             if len(around):
-                self._fill(name, dataset, around, first)
+                _fill(file, dataset, around, first)
             return _bytes(around)
 
         for index, first, stop in _segments(begin, begin + len(out), rows):
@@ -419,6 +409,18 @@ def read_chunks(shard: ShardReader, name: str, first: int = 0, last: int | None 
         shard.read_into(name, rows, first)
         yield first, rows
         first += len(rows)
+
+
+def _fill(file: FileIO, dataset: Dataset, out: Array, begin: int) -> None:
+    """Read rows of a dataset from ``begin`` on, or raise OSError."""
+    left = _bytes(out)
+    place = dataset.begin + begin * (out.nbytes // len(out))
+    while len(left):
+        count = os.preadv(file.fileno(), [left], place)  # while other threads run, unlike in h5py
+        if not count:
+            raise OSError("the file ends before its rows")
+        left = left[count:]
+        place += count
 
 
 def _note_dataset(names: list[bytes], name: bytes, info: Any) -> None:

@@ -58,6 +58,28 @@ def test_what_is_left_out_is_told_once_and_at_the_end(data: Path, tmp_path: Path
     assert done.stdout.splitlines()[-1].startswith(f"left out of {data}: of_nothing: float64[7]")
 
 
+@pytest.mark.slow
+def test_an_error_of_one_rank_ends_the_others(data: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from mpi4py import MPI\n"
+        "from mpigraph.cli.main import main\n"
+        "from mpigraph.errors import StorageError\n"
+        "from mpigraph.partition.spill import Spill\n"
+        "add = Spill.add\n"
+        "def full(spill, groups, rows):\n"
+        "    if MPI.COMM_WORLD.rank == 1:\n"
+        "        raise StorageError('/scratch: cannot write a temporary file: No space left on device')\n"
+        "    add(spill, groups, rows)\n"
+        "Spill.add = full\n"
+        f"sys.exit(main(['partition', {str(data)!r}, '--parts', '2', '-o', {str(tmp_path / 'out')!r}]))\n"
+    )
+    done = run_job([*mpiexec(3), *warm_python(), script], clean_environment())
+    assert done.status != 0 and not (tmp_path / "out" / "g.json").exists()
+    assert done.output.count("error on rank 1: /scratch: cannot write a temporary file: No space left") == 1
+
+
 KILLED = """
 import os, signal, sys
 from mpi4py import MPI

@@ -19,8 +19,9 @@ from mpigraph.formats.readers import read_source
 from mpigraph.formats.table_files import ParquetFiles
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import options, shuffle, source
+from mpigraph.partition.assign import forecast
+from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.options import Workload, forecast
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import MadeRows, reads_blocks
@@ -120,6 +121,8 @@ def test_every_row_is_read_once_whatever_the_parts(
             comm.Allreduce(array.counts, count)
         assert len(counts) > 4
         assert all((count == 1).all() for count in counts)
+        # a chunk of edges is read by one rank, in one go or in steps: its blocks are unpacked by this rank alone
+        assert all(np.count_nonzero(np.diff(array.counts)) <= 2 * -(-len(array) // 500) for array in read)
         comm.Barrier()
         check_equal(folder / "wanted", folder / "found")
 

@@ -3,7 +3,8 @@
 import pytest
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.options import Workload, check_memory, forecast
+from mpigraph.partition.assign import check_memory, forecast
+from mpigraph.partition.assigning import Workload
 
 GIB = 1 << 30
 

@@ -190,6 +190,49 @@ def test_nothing_is_taken_up_from_another_run(killed: Killed, written, caplog, t
     assert caplog.messages[-1] == line.format(killed.out)
 
 
+FEW_NEW = np.arange(90) + 1000 * np.isin(np.arange(90), [20, 21, 60])  # the same where features are compared
+
+
+@pytest.mark.parametrize("method", ["random", "given"])
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("at", ["the end", "a part", "the numbering", "the configuration"])
+def test_a_finished_graph_gets_new_features(tmp_path: Path, monkeypatch, method: str, resume: bool, at: str) -> None:
+    """Also if the run that writes them is killed, and another one goes on."""
+    old = typed_source(COUNTS, EDGES)
+    new = other_papers(old, id=Feature.of(FEW_NEW), third=Feature.of(FEW_NEW % 3 == 0))
+    given = {"assignment": np.arange(sum(old.num_nodes)) % PARTS} if method == "given" else {}
+
+    def cut(source: GraphSource, folder: str, resume: bool = True) -> None:
+        partition_source(source, "g", PARTS, tmp_path / folder, method, resume=resume, **given)
+
+    def kill(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    cut(new, "wanted")
+    cut(old, "out")
+    if at == "a part":
+        interrupt(monkeypatch, COMPLETE, lambda: cut(new, "out", resume))
+    elif at != "the end":
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            if at == "the numbering":
+                patch.setattr(pipeline, "Numbering", kill)
+            else:
+                patch.setattr(pipeline, "remove_other_graphs", kill)
+            cut(new, "out", resume)
+    cut(new, "out")
+    check_equal(tmp_path / "wanted", tmp_path / "out")
+
+
+def test_a_finished_graph_is_written_anew_and_that_is_told(killed: Killed, written, caplog) -> None:
+    killed.cut()
+    del written[:]
+    caplog.clear()
+    killed.cut()
+    check_equal(killed.expected, killed.out)
+    assert written == [0, 1, 2, 3]
+    assert caplog.messages == [f"there is nothing to resume in {killed.out}: this run begins at the beginning"]
+
+
 def test_nothing_to_resume_is_told(tmp_path: Path, caplog) -> None:
     g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
     partitioning.partition_graph(g, "g", 2, tmp_path, part_method="random", resume=True)

@@ -15,13 +15,13 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
-from mpigraph.partition.metis import balance_criteria, symmetric_adjacency
+from mpigraph.partition.assign import METHODS
+from mpigraph.partition.assigning import Task, balance_criteria
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import CastRows
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
 
 
 def homogeneous(num_nodes, src, dst):
@@ -41,47 +41,64 @@ def power_law(num_nodes, num_edges, seed=0):
     return (rng.random(num_edges) ** 2 * num_nodes).astype(np.int64), rng.integers(0, num_nodes, num_edges)
 
 
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
-def test_round_trip_of_a_homogeneous_graph(tmp_path, method, num_parts):
-    source = homogeneous(500, *power_law(500, 4000))
-    result = partition_source(source, "g", num_parts, tmp_path, method)
-    check_round_trip(source, result, num_parts)
-    with ShardReader(tmp_path / "part0" / "node_feat.h5") as feats:
-        assert feats.info("_N/half").dtype == "bfloat16"
-
-
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-@pytest.mark.parametrize("counts", [(300, 400, 20), pytest.param((30, 40, 2), marks=pytest.mark.slow), (1, 5, 0)])
-def test_round_trip_of_a_heterograph_with_few_nodes_of_a_type(tmp_path, method, counts):
-    authors, papers, venues = counts
+def few_of_a_type(authors, papers, venues):
     edges = {("author", "writes", "paper"): papers * 3, ("paper", "in", "venue"): papers * 2 if venues else 0}
     edges |= {("paper", "cites", "paper"): papers}
-    source = typed_source({"author": authors, "paper": papers, "venue": venues}, edges)
-    check_round_trip(source, partition_source(source, "h", 4, tmp_path, method), 4)
+    return typed_source({"author": authors, "paper": papers, "venue": venues}, edges)
+
+
+def lists(num_nodes, src, dst):
+    return lambda: homogeneous(num_nodes, np.array(src, np.int64), np.array(dst, np.int64))
+
+
+GRAPHS = {
+    "power law": (lambda: homogeneous(500, *power_law(500, 4000)), (1, 2, 3, 8)),
+    "few nodes of a type": (lambda: few_of_a_type(300, 400, 20), (4,)),
+    "no nodes of a type": (lambda: few_of_a_type(1, 5, 0), (4,)),
+    "fewer nodes than parts": (lists(3, [0, 1, 1, 2], [1, 0, 2, 0]), (5,)),
+    "no edges": (lists(40, [], []), (5,)),
+    "only self loops, repeated": (lists(40, [7] * 5, [7] * 5), (5,)),
+    "repeated edges, isolated nodes": (lists(40, [0, 0, 0, 1, 5, 5], [1, 1, 1, 0, 5, 5]), (5,)),
+    "nothing": (lists(0, [], []), (5,)),
+    "one node": (lists(1, [0], [0]), (5,)),
+    "a star": (lists(1000, [0] * 999, range(1, 1000)), (5,)),
+    "odd types": (typed_source, (1, 3, 8)),
+    "types without nodes": (lambda: typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0)), (2,)),
+    "no relations": (lambda: typed_source({"a": 5, "b": 1}, {}), (3,)),
+    "relations that share tables": (lambda: many_relations(28, 420), (3,)),
+}
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-@pytest.mark.parametrize(
-    "num_nodes, src, dst",
-    [
-        (3, [0, 1, 1, 2], [1, 0, 2, 0]),  # fewer nodes than parts
-        (40, [], []),  # no edges
-        (40, [7] * 5, [7] * 5),  # only self loops, repeated
-        (40, [0, 0, 0, 1, 5, 5], [1, 1, 1, 0, 5, 5]),  # repeated edges, isolated nodes
-        (0, [], []),  # nothing
-        (1, [0], [0]),
-        (1000, [0] * 999, range(1, 1000)),  # a star
-    ],
-)
-def test_odd_graphs(tmp_path, method, num_nodes, src, dst):
-    source = homogeneous(num_nodes, np.array(src, np.int64), np.array(dst, np.int64))
-    check_round_trip(source, partition_source(source, "g", 5, tmp_path, method), 5)
+@pytest.mark.parametrize("name, num_parts", [(name, parts) for name in GRAPHS for parts in GRAPHS[name][1]])
+def test_round_trip(tmp_path, method, name, num_parts):
+    source = GRAPHS[name][0]()
+    result = partition_source(source, "g", num_parts, tmp_path, method)
+    check_round_trip(source, result, num_parts)
+    balance = result.report["balance"]
+    types = {f"nodes {t}" if len(source.num_nodes) > 1 else "nodes": t for t in source.schema.ntypes}
+    counts = {title: source.num_nodes[source.schema.ntype_id(t)] for title, t in types.items()}
+    assert set(balance) == {title for title, count in counts.items() if count}
+    for title, heaviest in balance.items():
+        assert heaviest <= max(1.05, num_parts * -(-counts[title] // num_parts) / counts[title]) + 1e-4
+    config = PartConfig.read(result.config_path)
+    if name == "power law":
+        assert config.node_features["_N"]["half"].dtype == "bfloat16"
+    elif name == "no relations":
+        assert result.report["edges_cut"] == 0 and result.orig_eids == ()
+    elif name == "relations that share tables":
+        assert len(config.shared) == 28 and config.shared_features
 
 
-def test_symmetric_adjacency_against_sets():
+def adjacency_of(source):
+    task = Task(source, 2, balance_criteria(source), source.node_bases[[0, -1]])
+    level = metis.finest_level(task)
+    return metis.Adjacency(level.indptr, level.indices)
+
+
+def test_adjacency_against_sets():
     src, dst = power_law(60, 600)
-    adjacency = symmetric_adjacency(homogeneous(60, src, dst))
+    adjacency = adjacency_of(homogeneous(60, src, dst))
     expected = [set() for _ in range(60)]
     for u, v in zip(src, dst, strict=True):
         if u != v:
@@ -95,7 +112,7 @@ def test_symmetric_adjacency_against_sets():
 @pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
-    adjacency = metis.widened(symmetric_adjacency(homogeneous(600, *power_law(600, 5000))))
+    adjacency = metis.widened(adjacency_of(homogeneous(600, *power_law(600, 5000))))
     weights = np.random.default_rng(0).integers(1, 9, (600, 1)) if weighted else None
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     for num_parts in (2, 5):
@@ -112,7 +129,7 @@ def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
 def test_other_threads_run_while_metis_works():
     """The clock of the command line needs them."""
     source = homogeneous(40_000, *power_law(40_000, 400_000))
-    adjacency = metis.widened(symmetric_adjacency(source))
+    adjacency = adjacency_of(source)
     ticks, stop = [], threading.Event()
 
     def tick():
@@ -122,7 +139,7 @@ def test_other_threads_run_while_metis_works():
     thread = threading.Thread(target=tick)
     thread.start()
     begin = time.monotonic()
-    metis.call_metis(adjacency, 2, balance_criteria(source), 0, "cut", True)
+    metis.call_metis(adjacency, 2, balance_criteria(source))
     end = time.monotonic()
     stop.set()
     thread.join()
@@ -210,7 +227,8 @@ def interrupted(tmp_path, monkeypatch):
         patch.setattr(pipeline.PartWriter, "write", lambda writer, part: signal.raise_signal(signal.SIGINT))
         partition_source(source, "g", 3, tmp_path / "out", seed=4)
     assert not (tmp_path / "out" / "g.json").exists()
-    monkeypatch.setattr(pipeline, "metis_assign", lambda *_, **__: pytest.fail("METIS ran again"))
+    again = METHODS["metis"]._replace(assign=lambda task: pytest.fail("METIS ran again"))
+    monkeypatch.setitem(METHODS, "metis", again)
     return source, tmp_path / "out", expected
 
 
@@ -304,38 +322,6 @@ def test_bad_input_is_named(tmp_path):
         partition_source(good, "g", 2, tmp_path, "multilevel", objtype="vol")
     with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
         GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})
-
-
-@pytest.mark.parametrize("method", ["metis", "random"])
-@pytest.mark.parametrize("num_parts", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
-def test_round_trip_of_a_graph_with_odd_types(tmp_path, method, num_parts):
-    source = typed_source()
-    result = partition_source(source, "t", num_parts, tmp_path, method)
-    check_round_trip(source, result, num_parts)
-    balance = result.report["balance"]
-    assert set(balance) == {f"nodes {ntype}" for ntype, count in COUNTS.items() if count}
-    for ntype, count in COUNTS.items():
-        if count:
-            assert balance[f"nodes {ntype}"] <= max(1.05 * count, num_parts * -(-count // num_parts)) / count + 1e-4
-
-
-@pytest.mark.study
-@pytest.mark.parametrize("method", ["metis", "random"])
-def test_round_trip_of_two_hundred_relations(tmp_path, method):
-    source = many_relations(200)
-    result = partition_source(source, "many", 3, tmp_path, method)
-    check_round_trip(source, result, 3)
-    assert len(result.orig_eids) == 200 and len(PartConfig.read(result.config_path).schema.relations) == 200
-
-
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random"])
-def test_types_without_nodes_or_relations(tmp_path, method):
-    nothing = typed_source(dict.fromkeys(COUNTS, 0), dict.fromkeys(EDGES, 0))
-    check_round_trip(nothing, partition_source(nothing, "n", 2, tmp_path, method), 2)
-    bare = typed_source({"a": 5, "b": 1}, {})
-    result = partition_source(bare, "b", 3, tmp_path / "b", method)
-    check_round_trip(bare, result, 3)
-    assert result.report["edges_cut"] == 0 and result.orig_eids == ()
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])

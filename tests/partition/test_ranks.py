@@ -15,6 +15,7 @@ from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentErro
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import pipeline, shuffle, source
+from mpigraph.partition.assign import METHODS
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
@@ -108,8 +109,8 @@ def test_a_run_that_ends_while_it_writes_goes_on_with_other_ranks(comm: MPI.Intr
                 with pytest.raises(MPIGraphError, match="writing the parts failed .* ZeroDivisionError"):
                     partition_source(graph, "g", 4, folder / method, method, exchange=exchange)
             with monkeypatch.context() as patch:
-                patch.setattr(pipeline, "metis_assign", lambda *_, **__: pytest.fail("assigned again"))
-                patch.setattr(pipeline, "multilevel_assign", lambda *_, **__: pytest.fail("assigned again"))
+                again = METHODS[method]._replace(assign=lambda task: pytest.fail("assigned again"))
+                patch.setitem(METHODS, method, again)
                 partition_source(graph, "g", 4, folder / method, method, exchange=exchange)
             if comm.rank == 0:
                 partition_source(graph, "g", 4, folder / "alone" / method, method)

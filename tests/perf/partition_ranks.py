@@ -18,7 +18,8 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
 from mpigraph.memory import as_bytes, held_memory
-from mpigraph.partition.options import PART_METHODS, Workload, check_memory
+from mpigraph.partition.assign import PART_METHODS, check_memory
+from mpigraph.partition.assigning import Workload
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.shuffle import carried_sizes
 from mpigraph.partition.spill import Scratch

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
-from mpigraph.storage import format as shard_format
+from mpigraph.storage import format as shard_format, shard
 from mpigraph.storage.format import segment_rows, storage_dtype
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
@@ -55,14 +55,19 @@ def test_rows_written_in_chunks_are_the_rows(tmp_path, small_segments, chunk):
         assert np.array_equal(reader.read("r"), rows()) and np.array_equal(reader.read("s"), rows() + 1)
 
 
-def test_every_range_reads_and_verifies(path):
+def test_every_range_reads_and_verifies_with_one_open_file(path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        shard, "open", lambda *args, **named: opened.append(args) or open(*args, **named), raising=False
+    )
     with ShardReader(path) as reader:
+        del opened[:]
         for begin in range(0, 14):
             for end in range(begin, 14):
                 out = np.full((end - begin, 2), -1)
                 reader.read_into("some/rows", out, begin)
                 assert np.array_equal(out, rows()[begin:end])
-        assert reader.read("empty").shape == (0, 5)
+        assert reader.read("empty").shape == (0, 5) and len(opened) == 13 * 14 / 2  # none for no rows
 
 
 def test_datasets_are_contiguous_and_files_whole(path):

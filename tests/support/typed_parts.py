@@ -6,6 +6,7 @@ there are parts, and two have equally many, as do two relations.
 """
 
 import filecmp
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -43,11 +45,20 @@ def typed_source(counts: dict[str, int] = COUNTS, edges: dict[Relation, int] = E
     return GraphSource(Schema(tuple(counts), tuple(edges)), tuple(counts.values()), tuple(lists), nodes, feats)
 
 
-def many_relations(number: int = 200, num_edges: int = 1000) -> GraphSource:
-    """A graph of two types and so many relations between and within them, every seventh without edges."""
+def many_relations(number: int, num_edges: int) -> GraphSource:
+    """A graph of two types and so many relations between and within them, every seventh without edges.
+
+    They share tables. Every fifth has a feature alone, every fourth one with a row shape of its own.
+    """
     ends = (("a", "a"), ("a", "b"), ("b", "a"), ("b", "b"))
     edges = {(ends[r % 4][0], f"r{r}", ends[r % 4][1]): 0 if r % 7 == 0 else num_edges // number for r in range(number)}
-    return typed_source({"a": 60, "b": 45}, edges)
+    source = typed_source({"a": 60, "b": 45}, edges)
+    features = {}
+    for r, (key, table) in enumerate(source.edge_feats.items()):
+        told = np.asarray(table["told"].values)
+        alone = {f"alone{r}": Feature.of(told[:, 0] * 100 + r)} if r % 5 == 1 else {}
+        features[key] = {"told": Feature.of(told[:, r % 2] if r % 4 == 1 else told)} | alone
+    return replace(source, edge_feats=features)
 
 
 def write_typed(directory: Path, num_parts: int = 3, source: GraphSource | None = None, name: str = TYPED) -> str:
@@ -69,10 +80,6 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
     book, schema = config.book, source.schema
     assert config.num_parts == num_parts
 
-    def check_features(reader: ShardReader, key: str, features: dict[str, Feature], ids: np.ndarray) -> None:
-        for name, feature in features.items():
-            assert np.array_equal(reader.read(f"{key}/{name}"), np.asarray(feature.values[:])[ids], equal_nan=True)
-
     for t, ntype in enumerate(schema.ntypes):
         orig = result.orig_nids[t]
         assert np.array_equal(np.sort(orig), np.arange(source.num_nodes[t]))
@@ -81,26 +88,35 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
             with ShardReader(config.part_path(k, "part_graph"), config.graph_name, k) as graph:
                 assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), own)
             with ShardReader(config.part_path(k, "node_feats")) as feats:
-                check_features(feats, ntype, source.node_feats.get(ntype, {}), own)
+                for name, feature in source.node_feats.get(ntype, {}).items():
+                    rows = np.asarray(feature.values[:])[own]
+                    assert np.array_equal(feats.read(f"{ntype}/{name}"), rows, equal_nan=True)
     for r, relation in enumerate(schema.relations):
         key, (s, d) = ":".join(relation), schema.ends(r)
         src, dst = (np.asarray(end[:]) for end in source.edges[r])
         assert np.array_equal(np.sort(result.orig_eids[r]), np.arange(len(src)))
         for k in range(num_parts):
             orig = result.orig_eids[r][slice(*book.edge_range(k, r))]
-            names = ("indptr", "indices", "out_degrees", "orig_ids")
-            with ShardReader(config.part_path(k, "part_graph")) as graph:
-                indptr, indices, out_degrees, ids = (graph.read(f"relations/{key}/{name}") for name in names)
+            node_begin, node_end = book.node_range(k, d)
+            with PartFiles(config) as files:
+                files.check(k)
+                indptr = files.read_indptr(r, k, 0, node_end - node_begin)
+                indices, ids = (files.read_edges(r, k, field) for field in ("indices", "orig_ids"))
+                for name, feature in source.edge_feats.get(key, {}).items():
+                    rows = StoredRows.of_feature(config, False, r, name)
+                    values = np.empty((len(orig), *feature.values.shape[1:]), feature.values.dtype)
+                    read_rows(files, rows, book.edge_range(k, r)[0], values)
+                    assert np.array_equal(values, np.asarray(feature.values[:])[orig], equal_nan=True)
+                own = result.orig_nids[s][slice(*book.node_range(k, s))]
+                if r not in config.shared:
+                    out_degrees = files.open(k, "part_graph").read(f"relations/{key}/out_degrees")
+                    assert np.array_equal(out_degrees, np.bincount(src, minlength=source.num_nodes[s])[own])
             assert indices.dtype == np.int32 and np.array_equal(ids, orig)
             assert indptr[0] == 0 and indptr[-1] == len(orig)
-            new_dst = np.repeat(np.arange(*book.node_range(k, d)), np.diff(indptr))
+            new_dst = np.repeat(np.arange(node_begin, node_end), np.diff(indptr))
             assert np.array_equal(result.orig_nids[s][indices], src[orig])
             assert np.array_equal(result.orig_nids[d][new_dst], dst[orig])
             assert np.array_equal(np.lexsort((orig, indices, new_dst)), np.arange(len(orig)))
-            own = result.orig_nids[s][slice(*book.node_range(k, s))]
-            assert np.array_equal(out_degrees, np.bincount(src, minlength=source.num_nodes[s])[own])
-            with ShardReader(config.part_path(k, "edge_feats")) as feats:
-                check_features(feats, key, source.edge_feats.get(key, {}), orig)
 
 
 def random_book(num_parts: int, seed: int) -> RangeBook:

@@ -16,12 +16,13 @@ from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
-from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.metis import TOLERANCE, Adjacency, Criteria, metis_cut
+from mpigraph.partition.assigning import ROUND_BYTES, Criteria, Method, Task, Workload, limits, loads_of
+from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.metis import Adjacency, call_metis
 from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, hashes, level_of_edges
+from mpigraph.partition.multilevel.dist_csr import FEW_RANKS, Level, hashes, level_of_edges
 from mpigraph.partition.multilevel.refinement import Effort, refine, violation
-from mpigraph.partition.source import GraphSource, all_edges_among_nodes
+from mpigraph.partition.source import all_edges_among_nodes
 from mpigraph.partition.spill import Scratch
 
 _AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
@@ -83,7 +84,7 @@ def assign(
     if num_parts == 1 or total == 0:
         return np.zeros(len(weights), np.int32)
     totals = exchange.total(weights.sum(axis=0))
-    limits = _limits(totals, num_parts)
+    within = limits(totals, num_parts, _AIM)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.clip(_CAP * totals // target, 2, 2**31 - 1)
     scratch = scratch or Scratch()
@@ -91,7 +92,7 @@ def assign(
     give_back()
     level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch, report)
     report(_COARSENED)
-    parts = initial_parts(level, num_parts, limits, seed)
+    parts = initial_parts(level, num_parts, within, seed)
     give_back()
     report(_CUT)
     criteria = int(np.count_nonzero(totals))
@@ -101,61 +102,52 @@ def assign(
             level, descent = ways_back.pop()
             parts = descent.project(parts)
             del descent
-        parts = refine(level, parts, num_parts, limits, _effort(depth, criteria), seed + depth, depth == 0)
+        parts = refine(level, parts, num_parts, within, _effort(depth, criteria), seed + depth, depth == 0)
         report(_CUT + (1 - _CUT) * sum(sizes[depth:]) / max(sum(sizes), 1))
     give_back()
     return parts[: len(weights)]
 
 
 @collective("ranks")
-def multilevel_assign(
-    source: GraphSource,
-    num_parts: int,
-    criteria: Criteria,
-    *,
-    seed: int = 0,
-    both_ways: bool = False,
-    exchange: Exchange = ALONE,
-    bounds: I64 | None = None,
-    scratch: Scratch | None = None,
-    report: Report = lambda fraction: None,
-) -> I32:
-    """Assign every node of every type to a part: int32[own nodes]. All relations count alike.
+def _assign(task: Task) -> I32:
+    """Assign the nodes of all types: int32[own nodes]. All relations count alike.
 
-    Each rank reads its share of the source, and gives the criteria of its own nodes, types one after the other. Their
-    arrays are replaced by views of the one that is worked with, to save memory. Other arguments are those of
-    :func:`assign`; by default one rank owns all nodes.
+    Criteria are replaced by views of the one array that is worked with, to save memory.
     """
-    bounds = source.node_bases[[0, -1]] if bounds is None else bounds
-    own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
-    weights = np.empty((own, len(criteria)), np.int32)
-    for number, name in enumerate(criteria):
-        weights[:, number] = criteria[name]
-        criteria[name] = weights[:, number]
-    edges = all_edges(source, exchange, report)
+    weights = np.empty((task.own.stop - task.own.start, len(task.criteria)), np.int32)
+    for number, name in enumerate(task.criteria):
+        weights[:, number] = task.criteria[name]
+        task.criteria[name] = weights[:, number]
     return assign(
-        exchange, bounds, edges, weights, num_parts,
-        seed=seed, both_ways=both_ways, scratch=scratch, report=report,
+        task.exchange, task.bounds, _all_edges(task), weights, task.num_parts,
+        seed=task.seed, both_ways=task.both_ways, scratch=task.scratch, report=task.report,
     )  # fmt: skip
 
 
-def all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:
+def _all_edges(task: Task) -> Iterator[tuple[I64, I64]]:
     """Yield this rank's chunks of all relations, in ids of all nodes."""
-    total = sum(source.edge_counts)
+    total = sum(task.source.edge_counts)
     done = 0
-    for src, dst in all_edges_among_nodes(source, exchange.rank, exchange.size):
-        report(_READ * min(done / total, 1.0))
-        done += len(src) * exchange.size
+    for src, dst in all_edges_among_nodes(task.source, task.exchange.rank, task.exchange.size):
+        task.report(_READ * min(done / total, 1.0))
+        done += len(src) * task.exchange.size
         yield src, dst
 
 
-def _limits(totals: I64, num_parts: int) -> I64:
-    """Return int64[criteria], the limits of a part: 3 % over the mean, and the mean + 1 if 5 % allow that."""
-    means: F64 = totals / num_parts
-    ceiling = np.ceil(means)
-    aim = np.maximum(np.floor(means * _AIM), ceiling + 1)
-    limits: F64 = np.maximum(np.minimum(aim, np.floor(means * TOLERANCE)), ceiling)
-    return limits.astype(np.int64)
+def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
+    nodes = -(-work.num_nodes // ranks)
+    edges = -(-work.num_edges // ranks)  # counted as stored both ways
+    ghosts = min(work.num_nodes - nodes, edges)
+    clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else ROUND_BYTES)
+    clustering += 20 * (nodes + ghosts) if ranks > FEW_RANKS else 0  # their positions lie in a hash table
+    coarsest = 22 * nodes + 2 * ghosts + 18 * work.num_nodes + 126 * min(3 * work.num_edges // 4, _MAX_EDGES)  # METIS
+    if not mapping:  # 4 of the finest level, which waits in a file beyond 64 MiB, and 6 of the next one
+        clustering += 10 * edges
+        coarsest += 6 * edges + min(4 * edges, 64 << 20)
+    return max(clustering, coarsest), edges * (28 if mapping else 16)
+
+
+MULTILEVEL = Method(_assign, _memory, objectives=("cut",), maps=True, reports=True)
 
 
 def _coarsest(
@@ -200,8 +192,8 @@ _CHUNK = 1 << 20  # edges looked at together
 
 
 @collective("ranks")
-def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
-    """Partition the coarsest level within ``limits``, int64[criteria]; return int32[n + ghosts]."""
+def initial_parts(level: Level, num_parts: int, within: I64, seed: int) -> I32:
+    """Partition the coarsest level within limits, int64[criteria]; return int32[n + ghosts]."""
     exchange = level.exchange
     own = level.num_own
     nodes = exchange.gather_to_first(np.concatenate([level.keys[:own, None], level.weights], axis=1))
@@ -209,7 +201,7 @@ def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
     parts = np.empty(0, np.int32)
     bounds = np.zeros(exchange.size + 1, np.int64)
     if exchange.rank == 0:  # nodes come by ascending key, since ranks own ranges
-        parts = _cut(nodes, sample, num_parts, limits, seed)
+        parts = _cut(nodes, sample, num_parts, within, seed)
         bounds = np.searchsorted(nodes[:, 0], level.ghosts.bounds)
     result = np.zeros(len(level.keys), np.int32)
     result[:own] = exchange.scatter(parts[:, None], bounds)[:, 0]
@@ -271,7 +263,7 @@ def _threshold(histogram: I64) -> int:
     return 1 + bisect_left(range(1, _HEAVY), True, key=suffices)
 
 
-def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) -> I32:
+def _cut(nodes: I64, sample: list[I64], num_parts: int, within: I64, seed: int) -> I32:
     """Partition the gathered level on rank 0; return the best of several attempts.
 
     ``nodes``, int64[n, 1 + criteria], has keys, ascending, and weights; ``sample``, int64[m, 3], the keys of both ends
@@ -288,11 +280,13 @@ def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) 
     for attempt in range(_ATTEMPTS if num_parts <= _MAX_BISECTED else 1):
         try:
             seed_there = int(combine(seed, 9, attempt)) >> 33
-            parts = metis_cut(adjacency, edge_weights, num_parts, criteria, seed=seed_there)
+            parts = call_metis(adjacency, num_parts, criteria, seed_there, edge_weights=edge_weights)
         except PartitionError as error:  # happens with several criteria: the even spread is refined
             get_logger().info("initial parts: %s", error)
             continue
-        value = _value(parts, adjacency, edge_weights, weights, num_parts, limits)
+        loads = loads_of({str(i): column for i, column in enumerate(weights.T)}, parts, num_parts)
+        cut = np.repeat(parts, np.diff(adjacency.indptr)) != parts[adjacency.indices]
+        value = violation(loads, within), int(edge_weights[cut].sum())
         if value < best_value:
             best = parts
             best_value = value
@@ -311,13 +305,3 @@ def _rows_of(keys: I64, edges: I64) -> tuple[Adjacency, I64]:
     indptr = np.searchsorted(pairs, np.arange(len(keys) + 1) * len(keys))
     pairs %= len(keys)
     return Adjacency(indptr.astype(np.int64), pairs), edge_weights
-
-
-def _value(
-    parts: I32, adjacency: Adjacency, edge_weights: I64, weights: I64, num_parts: int, limits: I64
-) -> tuple[float, int]:
-    """Return the violation of the limits, and the cut."""
-    loads = np.zeros((num_parts, weights.shape[1]), np.int64)
-    np.add.at(loads, parts, weights)
-    cut = np.repeat(parts, np.diff(adjacency.indptr)) != parts[adjacency.indices]
-    return violation(loads, limits), int(edge_weights[cut].sum())

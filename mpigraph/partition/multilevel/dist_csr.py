@@ -14,6 +14,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.loops import distinct_in_rows
 from mpigraph.partition.spill import MatrixSpill, Scratch
+from mpigraph.storage.format import index_dtype
 
 _CHUNK = 1 << 20
 FEW_RANKS = 16
@@ -21,11 +22,6 @@ FEW_RANKS = 16
 
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
-
-
-def key_dtype(num_keys: int) -> type[np.int32] | type[np.int64]:
-    """Return the dtype of keys below ``num_keys``."""
-    return np.int32 if num_keys < 2**31 else np.int64
 
 
 def hashes(keys: Array, salt: np.uint64) -> U64:
@@ -128,9 +124,9 @@ class NodeTable:
         self._ids: LocalIds | None = None
         self._position: I32 | None = None
         if ranks == 1:
-            self._listed = own_keys.astype(key_dtype(num_keys))
+            self._listed = own_keys.astype(index_dtype(num_keys))
         elif ranks <= FEW_RANKS:
-            self._listed = np.empty(num_keys, key_dtype(num_keys))  # pages beyond the last position are never touched
+            self._listed = np.empty(num_keys, index_dtype(num_keys))  # pages beyond the last position are never touched
             self._listed[: self._count] = own_keys
             self._position = np.full(num_keys, -1, np.int32)
             self._position[own_keys] = np.arange(self._count, dtype=np.int32)
@@ -250,7 +246,7 @@ def level_of_edges(
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
     total = int(bounds[-1])
-    dtype = key_dtype(total)
+    dtype = index_dtype(total)
     arrived = MatrixSpill(scratch, last - first, 2, dtype)
     remaining = iter(chunks)
     while True:

@@ -67,6 +67,13 @@ def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort
     return refinement.parts
 
 
+def balanced(level: Level, parts: I32, num_parts: int, limits: I64, seed: int) -> I32:
+    """Return parts, int32[n], of a level on one rank, within limits where that can be."""
+    refinement = _Refinement(level, parts, num_parts, limits, seed)
+    refinement.rebalance(LAST_ROUNDS)
+    return refinement.parts
+
+
 class _Refinement:
     """The state of the parts of one level."""
 

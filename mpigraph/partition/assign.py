@@ -1,0 +1,77 @@
+"""The methods that assign nodes to parts, and a forecast of the memory that they, and the stages after them, take.
+
+A new method is a module with a :class:`.Method`, and a line in ``METHODS``. The forecast's numbers are bytes, measured
+(tests/perf/README.md, "Partitioning on several ranks"): for each node and edge of a rank, for each *ghost* (a node of
+another rank with an edge from here), and for chunks that do not grow with the graph.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.memory import in_units
+from mpigraph.partition.assigning import ROUND_BYTES, Method, Workload, spread_types
+from mpigraph.partition.metis import METIS
+from mpigraph.partition.multilevel.assign import MULTILEVEL
+from mpigraph.partition.shuffle import BUCKET_BYTES
+
+GIVEN = "given"
+METHODS = {
+    "metis": METIS,
+    "multilevel": MULTILEVEL,
+    "random": Method(lambda task: task.on_first(lambda: spread_types(task)), lambda work, *_: (16 * work.num_nodes, 0)),
+    GIVEN: Method(lambda task: np.asarray(task.given)[task.own].astype(np.int32), lambda work, *_: (0, 0)),
+}
+PART_METHODS = tuple(name for name in METHODS if name != GIVEN)
+_CARRYING = 140 << 20  # rows on their way to their parts and what their spill keeps; as much to put them in order
+
+
+class Forecast(NamedTuple):
+    """An estimate of the memory and disk that partitioning takes."""
+
+    stages: dict[str, int]  # the peak memory of the largest rank in each stage, bytes, without pages of files
+    mapping: bool  # the edges of the levels of clusters lie in temporary files
+    scratch: int  # the largest size of a rank's temporary files, bytes
+
+    @property
+    def memory(self) -> int:
+        """The peak of all stages, bytes."""
+        return max(self.stages.values())
+
+
+def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
+    """Return an estimate for a number of ranks, with large arrays of the method in memory or in mapped files."""
+    nodes = -(-work.num_nodes // ranks)
+    edges = -(-work.num_edges // ranks)
+    of_part = -(-work.num_edges // work.num_parts)
+    carrying = _CARRYING if work.carried.total else 0
+    assigning, scratch = METHODS[work.method].memory(work, ranks, mapping)
+    # a block of carried rows is there twice, as it is stored and as numbers
+    relabelling = 24 * nodes + (160 << 20 if ranks == 1 else ROUND_BYTES) + carrying + 2 * work.carried.block
+    writing = 20 * nodes + 40 * -(-work.num_nodes // work.num_parts) + carrying
+    writing += 80 * min(BUCKET_BYTES // 12, of_part)
+    scratch = max(scratch, edges * (24 if max(work.num_nodes, work.num_edges) >= 2**31 else 12))
+    stages = {"assign nodes": assigning, "relabel edges": relabelling, "write parts": writing}
+    stages = {stage: work.held + size for stage, size in stages.items()}
+    return Forecast(stages, mapping, scratch + -(-work.carried.total // ranks))
+
+
+def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
+    """Return the forecast for ranks with ``memory`` bytes each; with edges in temporary files where that is needed.
+
+    Raises InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
+    """
+    for mapping in (False, True) if METHODS[work.method].maps else (False,):
+        foreseen = forecast(work, ranks, mapping)
+        if foreseen.memory <= memory:
+            return foreseen
+    multilevel = work._replace(method="multilevel")
+    enough = next((ranks << k for k in range(17) if forecast(multilevel, ranks << k, True).memory <= memory), None)
+    advice = "no number of ranks suffices: use nodes with more memory"
+    if enough is not None:
+        advice = f"use --method multilevel on {enough} ranks, or allow more by --memory"
+    raise InvalidArgumentError(
+        f"partitioning {work.num_nodes} nodes and {work.num_edges} edges by {work.method} on {ranks} rank(s) is "
+        f"forecast to take {in_units(foreseen.memory)} a rank, but a rank has {in_units(memory)}: {advice}"
+    )

@@ -1,0 +1,180 @@
+"""The interface of a method that assigns nodes to parts; criteria, limits and balance of all methods."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import F64, I32, I64, Array
+from mpigraph.collective import collective
+from mpigraph.errors import GraphDataError
+from mpigraph.kernels.csr import count_keys
+from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
+from mpigraph.partition.shuffle import Carried
+from mpigraph.partition.source import GraphSource, all_edges_among_nodes
+from mpigraph.partition.spill import Scratch
+
+TOLERANCE = 1.05
+
+Criteria = dict[str, I32 | I64]
+
+
+@collective("ranks")
+def balance_criteria(
+    source: GraphSource,
+    classes: Mapping[str, Array] | None = None,
+    balance_edges: bool = False,
+    exchange: Exchange = ALONE,
+    bounds: I64 | None = None,
+) -> Criteria:
+    """Return the criteria to balance: name -> int[own nodes], the weight of each node.
+
+    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
+    have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
+    destination, because its part holds them. Each rank owns the nodes between two ``bounds`` (int64[ranks + 1]); one
+    rank owns all by default.
+
+    Raises:
+        GraphDataError: the classes of a type do not fit its nodes.
+    """
+    bases = source.node_bases
+    bounds = bases[[0, -1]] if bounds is None else bounds
+    first, last = bounds[exchange.rank : exchange.rank + 2]
+    ntypes = source.schema.ntypes
+    classes = classes or {}
+    criteria: Criteria = {}
+    for i, ntype in enumerate(ntypes):
+        own = slice(*(np.clip(bases[i : i + 2], first, last) - first).tolist())
+        node_classes = np.zeros(own.stop - own.start, np.int64)
+        if ntype in classes:
+            begin = int(first - bases[i]) + own.start
+            with exchange.together("reading balance classes"):
+                numbers = np.asarray(classes[ntype]).reshape(-1)
+                node_classes = np.maximum(numbers[begin : begin + len(node_classes)].astype(np.int64), -1)
+                if len(numbers) != source.num_nodes[i]:
+                    expected = f"{source.num_nodes[i]} numbers (got {len(numbers)})"
+                    raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
+        for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
+            name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
+            if ntype in classes and number >= 0:
+                name += f" class {number}"
+            criteria[name] = np.zeros(int(last - first), np.int32)
+            criteria[name][own] = (node_classes == number) | (number < 0)
+    if balance_edges:
+        criteria["edges"] = _in_degrees(source, exchange, bounds)
+    return criteria
+
+
+def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:
+    """Return int64[parts, criteria], the weight in each part."""
+    loads = np.zeros((num_parts, len(criteria)), np.int64)
+    for column, weights in enumerate(criteria.values()):
+        loads[:, column] = np.bincount(parts, weights=weights, minlength=num_parts)
+    return loads
+
+
+def limits(totals: I64, num_parts: int, aim: float = TOLERANCE) -> I64:
+    """Return int64[criteria], the limits of a part; ``totals``, int64[criteria], are the weights of all parts.
+
+    ``aim`` times the mean, and the mean + 1 if 5 % over the mean allow that; at least its ceiling.
+    """
+    means: F64 = totals / num_parts
+    ceiling = np.ceil(means)
+    wanted = np.maximum(np.floor(means * aim), ceiling + 1)
+    bounds: F64 = np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling)
+    return bounds.astype(np.int64)
+
+
+def measured_balance(criteria: Iterable[str], loads: I64) -> dict[str, float]:
+    """Return for each criterion, by name, the heaviest part over the mean (1.0 is perfect); of :func:`loads_of`."""
+    return {
+        name: round(float(column.max() * len(column) / max(int(column.sum()), 1)), 4)
+        for name, column in zip(criteria, loads.T, strict=True)
+    }
+
+
+@collective("ranks")
+def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
+    degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
+    for _, ends in all_edges_among_nodes(source, exchange.rank, exchange.size):
+        came = Route(exchange, owners_of(bounds, ends)).there(ends[:, None])[:, 0]
+        count_keys(came, -int(bounds[exchange.rank]), degrees)
+    return degrees
+
+
+ROUND_BYTES = 225 << 20
+"""Edges on their way to and from other ranks, and what spills keep; a rank alone needs less."""
+
+
+class Workload(NamedTuple):
+    """The sizes that memory depends on."""
+
+    num_nodes: int  # all nodes
+    num_edges: int  # all directed edges; "multilevel" counts each as stored both ways
+    num_parts: int  # number of parts
+    method: str  # "metis", "multilevel", "random" or "given"
+    # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
+    held: int = 200 << 20
+    carried: Carried = Carried()  # rows that travel with nodes and edges
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A graph whose nodes are to be assigned. Ranks own ranges of nodes, types one after the other."""
+
+    source: GraphSource
+    num_parts: int
+    criteria: Criteria  # of the own nodes; a method may replace the arrays
+    bounds: I64  # int64[ranks + 1], the nodes that each rank owns
+    seed: int = 0
+    objtype: str = "cut"
+    given: Array | None = None  # int[all nodes], parts that were made elsewhere
+    both_ways: bool = False  # the reverse of every edge is among the edges
+    exchange: Exchange = ALONE
+    scratch: Scratch = field(default_factory=Scratch)  # for temporary files
+    report: Callable[[float], None] = lambda fraction: None  # gets the approximate fraction of the work that is done
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of all nodes."""
+        return int(self.source.node_bases[-1])
+
+    @property
+    def own(self) -> slice:
+        """The nodes that this rank owns."""
+        return slice(*self.bounds[self.exchange.rank : self.exchange.rank + 2].tolist())
+
+    @collective("ranks")
+    def on_first(self, assign: Callable[[], I32]) -> I32:
+        """Have rank 0 assign all nodes, int32[all nodes]; return the parts of the own ones."""
+        whole = np.empty(0, np.int32)
+        with self.exchange.together("assigning nodes"):
+            if self.exchange.rank == 0:
+                whole = assign()
+        parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
+        return parts
+
+
+class Method(NamedTuple):
+    """A way to assign nodes to parts."""
+
+    # returns int32[own nodes], the same on any number of ranks; every rank calls it
+    assign: Callable[[Task], I32]
+    # returns the bytes that a rank takes, and those of its temporary files; gets the number of ranks, and whether large
+    # arrays lie in temporary files
+    memory: Callable[[Workload, int, bool], tuple[int, int]]
+    objectives: tuple[str, ...] = ("cut", "vol")  # that it knows; one that knows one may ignore it
+    maps: bool = False  # large arrays may lie in temporary files
+    reports: bool = False  # it reports its progress
+
+
+def spread_types(task: Task) -> I32:
+    """Assign every node to a part at random, each type evenly: int32[all nodes]."""
+    rng = np.random.default_rng(task.seed % 2**64)  # numpy takes no negative seeds
+    assignment = np.empty(task.num_nodes, np.int32)
+    first = 0  # each type continues where the one before stopped, so that small types do not all lie in part 0
+    for base, count in zip(task.source.node_bases[:-1], task.source.num_nodes, strict=True):
+        assignment[base : base + count] = (rng.permutation(count) + first) % task.num_parts
+        first = (first + count) % task.num_parts
+    return assignment
