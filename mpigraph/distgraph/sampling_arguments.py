@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.features import Spaces
+from mpigraph.distgraph.features import Features
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import (
     Fanout,
@@ -24,7 +24,7 @@ from mpigraph.distgraph.typed_ids import (
     id_array,
 )
 from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, check_integer
-from mpigraph.graphs.fields import IdsLike
+from mpigraph.graphs.fields import Frames, IdsLike
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.minibatch import Layer
@@ -64,15 +64,17 @@ class Times:
     of_edges: dict[int, DistTensor]  # by relation id; empty if nodes have times
 
     @classmethod
-    def find(cls, schema: Schema, nodes: Spaces[str], edges: Spaces[Relation], name: str) -> "Times":
+    def find(cls, frames: Frames[Features], name: str) -> "Times":
         """Return the feature ``name`` of nodes, or of edges.
 
         Raises:
             FieldNameError: neither have it.
             InvalidArgumentError: both have it, or it is not one int64 for each.
         """
-        of_nodes = {t: nodes[kind].data[name] for t, kind in enumerate(schema.ntypes) if name in nodes[kind].data}
-        of_edges = {r: edges[kind].data[name] for r, kind in enumerate(schema.relations) if name in edges[kind].data}
+        of_nodes, of_edges = (
+            {number: features[name] for number, features in enumerate(by_type.values()) if name in features}
+            for by_type in (frames.src, frames.edge)
+        )
         if not of_nodes and not of_edges:
             raise FieldNameError(f"time_attr: no node type and no edge type has a feature {name!r}")
         if of_nodes and of_edges:
