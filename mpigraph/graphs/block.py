@@ -307,7 +307,7 @@ def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torc
         return dst
     ordered, order = torch.sort(ids)
     # an id above all others is searched to the end, where there is nothing to compare it with: hence the clamp
-    place = torch.searchsorted(ordered, dst).clamp(max=max(ids.shape[0] - 1, 0))
+    place = torch.searchsorted(ordered, dst.contiguous()).clamp(max=max(ids.shape[0] - 1, 0))
     missing = ordered[place] != dst if ids.numel() else torch.ones_like(dst, dtype=torch.bool)
     if bool(missing.any()):
         node = int(dst[missing][0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError, NodeTypeError
+from mpigraph.errors import FieldNameError, GraphDataError, MPIGraphError, NodeTypeError
 from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph
