@@ -12,19 +12,11 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
+from mpigraph.distgraph import typed_ids
 from mpigraph.distgraph.features import Changes, Features, features_by_type, named
 from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, Times
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import (
-    Blocks,
-    EdgeIds,
-    Fanout,
-    FeatureName,
-    NodeIds,
-    by_ntype,
-    by_relation,
-    unwrap_nodes,
-)
+from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds, by_ntype, by_relation
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.graphs.block import Block, Blocks as BlockList
 from mpigraph.graphs.face import Edges, Graph, Pair
@@ -33,18 +25,8 @@ from mpigraph.graphs.hetero import HeteroGraph, part_of
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy
-from mpigraph.sampling.minibatch import (
-    Layer,
-    RandomContext,
-    Repeated,
-    SampledHops,
-    SamplingPlan,
-    Subgraph,
-    Trees,
-    hop_requests,
-    minibatch_key,
-    sample_hops,
-)
+from mpigraph.sampling import minibatch
+from mpigraph.sampling.minibatch import Layer, RandomContext, SampledHops, SamplingPlan, Subgraph, Trees
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
 from mpigraph.sampling.strategies import HopKeys
@@ -145,8 +127,8 @@ class SampledGraph(Graph[Features]):
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
         with self._drawing(arguments, seed_nodes, exclude_edges) as (service, plan, context):
-            keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
-            requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys, Repeated.of(plan.seeds))
+            keys = HopKeys.of(minibatch.minibatch_key(context, plan.seeds), 0, context.every, context.step)
+            requests = minibatch.hop_requests(plan, 0, self.loaded, plan.seeds, keys, minibatch.Repeated.of(plan.seeds))
             for number, neighbors in service.sample(requests).items():
                 relation = relations[number]
                 dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
@@ -190,9 +172,11 @@ class SampledGraph(Graph[Features]):
         """
         arguments = SamplingArguments.of(fanouts, options)
         with self._drawing(arguments, seed_nodes, exclude_edges, seed_times) as (service, plan, context):
-            sampled = sample_hops(service, self.loaded, plan, context)
+            sampled = minibatch.sample_hops(service, self.loaded, plan, context)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
-        inputs, outputs = (unwrap_nodes(self.schema, ids, every_type=False) for ids in (input_nodes, sampled.seeds))
+        inputs, outputs = (
+            typed_ids.unwrap_nodes(self.schema, ids, every_type=False) for ids in (input_nodes, sampled.seeds)
+        )
         return inputs, outputs, hop_blocks(sampled)
 
     @collective("trainers", WHEN_REMOTE)
@@ -217,7 +201,7 @@ class SampledGraph(Graph[Features]):
         """
         arguments = SamplingArguments.of(fanouts, options)
         with self._drawing(arguments, seed_nodes, exclude_edges, seed_times) as (service, plan, context):
-            return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
+            return minibatch.sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
 
     def _edge_ends(self, relation: Relation, eids: torch.Tensor | None) -> Pair:
         ids = np.arange(self.num_edges(relation)) if eids is None else eids.contiguous().numpy()

@@ -14,21 +14,10 @@ import torch
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError, OutOfRangeError
+from mpigraph.graphs import fields
 from mpigraph.graphs.aggregate import InEdges
-from mpigraph.graphs.face import NodesView, count, node_type
-from mpigraph.graphs.fields import (
-    EID,
-    NID,
-    EdgeType,
-    Frame,
-    Frames,
-    IdsLike,
-    NodeIds,
-    as_ids,
-    as_tensor,
-    by_first_appearance,
-    by_ntype,
-)
+from mpigraph.graphs.face import NodesView, count, node_type, renumbered
+from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, NodeIds
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
@@ -87,7 +76,7 @@ class Block(MessagePassing):
         Raises:
             GraphDataError: the arrays contradict each other.
         """
-        ids = {t: as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
+        ids = {t: fields.as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
         frames = _empty_frames(schema, ids, {t: num_dst.get(t, 0) for t in schema.ntypes})
         structures: dict[Relation, InEdges] = {}
         empty: dict[tuple[str, str], InEdges] = {}  # thousands of relations may have no edges
@@ -111,7 +100,7 @@ class Block(MessagePassing):
                     f"but there are {rows} destinations and {len(indices)} edges"
                 )
             # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
-            structures[relation] = InEdges(as_tensor(begins), as_tensor(indices), len(ids[src_type]))
+            structures[relation] = InEdges(fields.as_tensor(begins), fields.as_tensor(indices), len(ids[src_type]))
             frames.edge[relation] = Frame(len(indices), _edges_of(relation))
             if eids is not None:
                 frames.edge[relation][EID] = eids
@@ -207,7 +196,8 @@ def to_block(g: HeteroGraph, dst_nodes: NodeIds | None = None, include_dst_in_sr
     """
     columns = {relation: g.all_edges(etype=relation) for relation in g.canonical_etypes}
     dst_ids = _destinations(g, dst_nodes, {r: dst for r, (_, dst) in columns.items()})
-    src_ids, src_local = _sources(columns, dst_ids if include_dst_in_src else {}, g.ntypes)
+    sources = {(relation, 0): src for relation, (src, _) in columns.items()}
+    src_ids, places = renumbered(g.ntypes, sources, dst_ids if include_dst_in_src else {}, g.device)
     counts = {t: ids.shape[0] for t, ids in dst_ids.items()}
     frames = _empty_frames(g.schema, src_ids, counts)
     for ntype in g.ntypes:
@@ -218,7 +208,7 @@ def to_block(g: HeteroGraph, dst_nodes: NodeIds | None = None, include_dst_in_sr
     for relation, (_, dst) in columns.items():
         local = _positions(dst_ids[relation[2]], dst, relation)
         sizes = src_ids[relation[0]].shape[0], counts[relation[2]]
-        structures[relation] = InEdges.from_coo(src_local[relation], local, *sizes)
+        structures[relation] = InEdges.from_coo(places[relation, 0], local, *sizes)
         frames.edge[relation] = Frame(dst.shape[0], _edges_of(relation))
         frames.edge[relation].update(g.edges[relation].data)
         frames.edge[relation][EID] = torch.arange(dst.shape[0], device=g.device)
@@ -272,34 +262,13 @@ def _destinations(
         ends = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
         none = torch.zeros(0, dtype=torch.int64, device=g.device)
         return {t: torch.unique(torch.cat([none, *tensors])) for t, tensors in ends.items()}
-    chosen: Mapping[str, IdsLike] = by_ntype(g.schema, dst_nodes, "dst_nodes")
-    by_type = {t: as_ids(chosen.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
+    chosen: Mapping[str, IdsLike] = fields.by_ntype(g.schema, dst_nodes, "dst_nodes")
+    by_type = {t: fields.as_ids(chosen.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
     for ntype, ids in by_type.items():
         values, repeats = torch.unique(ids, return_counts=True)
         if values.shape[0] < ids.shape[0]:
             raise InvalidArgumentError(f"dst_nodes of type {ntype!r} holds {int(values[repeats > 1][0])} twice")
     return by_type
-
-
-def _sources(
-    columns: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], first: Mapping[str, torch.Tensor], ntypes: list[str]
-) -> tuple[dict[str, torch.Tensor], dict[Relation, torch.Tensor]]:
-    """Number the sources of each type by first appearance, behind ``first`` (node type -> int64[n]).
-
-    ``columns`` has (src, dst) of each edge, int64[num_edges] each. Return node type -> int64[num_src] ids, and relation
-    -> int64[num_edges] positions in them.
-    """
-    ids: dict[str, torch.Tensor] = {}
-    local: dict[Relation, torch.Tensor] = {}
-    for ntype in ntypes:
-        relations = [relation for relation in columns if relation[0] == ntype]
-        src = [columns[relation][0] for relation in relations]
-        head = first.get(ntype, torch.zeros(0, dtype=torch.int64))
-        device = src[0].device if src else head.device
-        ids[ntype], numbers = by_first_appearance(torch.cat([head.to(device), *src]))
-        positions = torch.split(numbers[head.shape[0] :], [column.shape[0] for column in src])
-        local.update(zip(relations, positions, strict=True))
-    return ids, local
 
 
 def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:

@@ -13,23 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
 import torch
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError
-from mpigraph.graphs.fields import (
-    ALL,
-    EdgeIds,
-    EdgeType,
-    F,
-    Frames,
-    IdsLike,
-    K,
-    NodeIds,
-    as_ids,
-    as_tensor,
-    by_first_appearance,
-    by_ntype,
-    canonical,
-    fields_of,
-    is_number,
-)
+from mpigraph.graphs import fields
+from mpigraph.graphs.fields import ALL, EdgeIds, EdgeType, F, Frames, IdsLike, K, NodeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
 
@@ -161,12 +146,12 @@ class Graph(TypeNames, ABC, Generic[F]):
     @property
     def ndata(self) -> MutableMapping[str, Any]:
         """Features of the nodes: name -> values, or name -> {type: values} with several types."""
-        return fields_of(self._node_frames)
+        return fields.fields_of(self._node_frames)
 
     @property
     def edata(self) -> MutableMapping[str, Any]:
         """Features of the edges: name -> values, or name -> {relation: values} with several relations."""
-        return fields_of(self._frames.edge)
+        return fields.fields_of(self._frames.edge)
 
     @property
     def nodes(self) -> NodesView[F]:
@@ -183,9 +168,9 @@ class Graph(TypeNames, ABC, Generic[F]):
 
     def has_nodes(self, vid: IdsLike, ntype: str | None = None) -> Any:
         """Return whether nodes of a type exist: bool[n], or a bool for one number."""
-        ids = as_ids(vid, "node ids")
+        ids = fields.as_ids(vid, "node ids")
         exist = (ids >= 0) & (ids < self.num_nodes(self.ntypes[self.get_ntype_id(ntype)]))
-        return bool(exist) if is_number(vid) else exist
+        return bool(exist) if fields.is_number(vid) else exist
 
     # -- edges -----------------------------------------------------------------------------------------------
 
@@ -215,7 +200,7 @@ class Graph(TypeNames, ABC, Generic[F]):
         Raises:
             OutOfRangeError: an edge does not exist.
         """
-        return self._edge_ends(self.to_canonical_etype(etype), as_ids(eid, "edge ids").to(self.device))
+        return self._edge_ends(self.to_canonical_etype(etype), fields.as_ids(eid, "edge ids").to(self.device))
 
     def in_degrees(self, v: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
         """Return the in-degrees of destinations ``v`` (all by default), int64[n]; an int for one number.
@@ -236,12 +221,12 @@ class Graph(TypeNames, ABC, Generic[F]):
     def _degrees_of(self, nodes: IdsLike | str, etype: EdgeType, side: int) -> Any:
         chosen = self._chosen(nodes, "node ids", "relation is etype=")
         degrees = self._degrees(self.to_canonical_etype(etype), side, chosen)
-        return int(degrees) if is_number(nodes) else degrees
+        return int(degrees) if fields.is_number(nodes) else degrees
 
     def _chosen(self, ids: IdsLike | str, what: str, hint: str) -> torch.Tensor | None:
         """Return ids, int64[n]; None for all."""
         if not isinstance(ids, str):
-            return as_ids(ids, what).to(self.device)
+            return fields.as_ids(ids, what).to(self.device)
         if ids != ALL:
             raise InvalidArgumentError(f"expected {what} (got {ids!r}; the {hint})")
         return None
@@ -259,7 +244,7 @@ class Graph(TypeNames, ABC, Generic[F]):
             InvalidArgumentError: another ``form``, or ids that are not integers.
         """
         relation = self.to_canonical_etype(etype)
-        nodes = {relation[2]: as_ids(v, "node ids").to(self.device)}
+        nodes = {relation[2]: fields.as_ids(v, "node ids").to(self.device)}
         return in_form(form, *self._edges_into([relation], nodes)[relation])
 
     def predecessors(self, v: IdsLike, etype: EdgeType = None) -> torch.Tensor:
@@ -292,15 +277,15 @@ class Graph(TypeNames, ABC, Generic[F]):
         if isinstance(u, Mapping):
             return exist
         (of_relation,) = exist.values()
-        return bool(of_relation) if is_number(u) and is_number(v) else of_relation
+        return bool(of_relation) if fields.is_number(u) and fields.is_number(v) else of_relation
 
     def _by_relation(self, ids: EdgeIds, etype: EdgeType, what: str) -> dict[Relation, Any]:
         given: Any = ids if isinstance(ids, Mapping) else {self.to_canonical_etype(etype): ids}
-        return canonical(self.schema, given, what)
+        return fields.canonical(self.schema, given, what)
 
     def _pairs(self, u: Any, v: Any, relation: Relation) -> Pair:
         """Return sources and destinations, int64[n] each, of which one may have been given for all."""
-        src, dst = as_ids(u, "source ids").to(self.device), as_ids(v, "destination ids").to(self.device)
+        src, dst = fields.as_ids(u, "source ids").to(self.device), fields.as_ids(v, "destination ids").to(self.device)
         if len(src) != len(dst) and 1 not in (len(src), len(dst)):
             got = f"{len(src)} sources and {len(dst)} destinations of {relation}"
             raise InvalidArgumentError(f"an edge has two ends (got {got})")
@@ -335,7 +320,7 @@ class Graph(TypeNames, ABC, Generic[F]):
             EdgeTypeError: an edge type does not exist, or there are several and ``edges`` are not by type.
             InvalidArgumentError: ids that are not integers, or a mask of another length.
         """
-        chosen: Mapping[Relation, Any] = canonical(self.schema, edges, "edge ids")
+        chosen: Mapping[Relation, Any] = fields.canonical(self.schema, edges, "edge ids")
         columns = {}
         for relation in self.canonical_etypes:
             eids = self._ids(chosen.get(relation, ()), self.num_edges(relation), "edge ids")
@@ -375,29 +360,45 @@ class Graph(TypeNames, ABC, Generic[F]):
         """Return the graph of edges, whose nodes are their ends if they are to be numbered anew."""
         if not relabel_nodes:
             return self._part(edges, None, store_ids, device)
-        nodes: dict[str, torch.Tensor] = {}
-        places: dict[tuple[Relation, int], torch.Tensor] = {}
-        for ntype in self.ntypes:
-            sides = [(r, side) for r in edges for side in (0, 1) if r[2 * side] == ntype]
-            columns = [edges[r][side] for r, side in sides]
-            none = torch.zeros(0, dtype=torch.int64, device=self.device)
-            nodes[ntype], numbers = by_first_appearance(torch.cat([none, *columns]))
-            places.update(zip(sides, torch.split(numbers, [len(column) for column in columns]), strict=True))
-        renumbered = {r: (places[r, 0], places[r, 1], eids) for r, (_, _, eids) in edges.items()}
-        return self._part(renumbered, nodes, store_ids, device)
+        ends = {(r, side): edges[r][side] for r in edges for side in (0, 1)}
+        nodes, places = renumbered(self.ntypes, ends, {}, self.device)
+        numbered = {r: (places[r, 0], places[r, 1], eids) for r, (_, _, eids) in edges.items()}
+        return self._part(numbered, nodes, store_ids, device)
 
     def _by_ntype(self, nodes: NodeIds) -> dict[str, torch.Tensor]:
         """Return the ids of nodes by type, those of a mask too, for every type."""
-        chosen: Mapping[str, Any] = by_ntype(self.schema, nodes, "nodes")
+        chosen: Mapping[str, Any] = fields.by_ntype(self.schema, nodes, "nodes")
         return {t: self._ids(chosen.get(t, ()), self.num_nodes(t), "node ids") for t in self.ntypes}
 
     def _ids(self, ids_or_mask: IdsLike, count: int, what: str) -> torch.Tensor:
-        tensor = as_tensor(ids_or_mask, what).to(self.device)
+        tensor = fields.as_tensor(ids_or_mask, what).to(self.device)
         if tensor.dtype != torch.bool or not tensor.numel():
-            return as_ids(tensor, what)
+            return fields.as_ids(tensor, what)
         if tensor.shape != (count,):
             raise InvalidArgumentError(f"a mask must have {count} entries (got shape {tuple(tensor.shape)})")
         return tensor.nonzero().squeeze(1)
+
+
+def renumbered(
+    ntypes: list[str],
+    ends: Mapping[tuple[Relation, int], torch.Tensor],
+    first: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> tuple[dict[str, torch.Tensor], dict[tuple[Relation, int], torch.Tensor]]:
+    """Number the nodes of each type by first appearance, behind ``first``, int64[n] by node type.
+
+    ``ends`` are the sources (side 0) or destinations (1) of a relation's edges, int64[num_edges]. Return the nodes by
+    type, int64[n], and their places in the form of ``ends``.
+    """
+    nodes: dict[str, torch.Tensor] = {}
+    places: dict[tuple[Relation, int], torch.Tensor] = {}
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    for ntype in ntypes:
+        sides = [(r, side) for r, side in ends if r[2 * side] == ntype]
+        columns = [first.get(ntype, none), *(ends[key] for key in sides)]
+        nodes[ntype], numbers = fields.by_first_appearance(torch.cat(columns))
+        places.update(zip(sides, torch.split(numbers, [len(column) for column in columns])[1:], strict=True))
+    return nodes, places
 
 
 def node_type(frames: Mapping[str, Any], ntype: str | None) -> str:

@@ -12,20 +12,10 @@ import numpy as np
 import torch
 
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
+from mpigraph.graphs import fields
 from mpigraph.graphs.aggregate import InEdges
 from mpigraph.graphs.face import Edges, Graph, check_range
-from mpigraph.graphs.fields import (
-    EID,
-    NID,
-    EdgeType,
-    Frame,
-    Frames,
-    IdsLike,
-    NodeIds,
-    TensorLike,
-    as_ids,
-    as_tensor,
-)
+from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, NodeIds, TensorLike
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
@@ -216,7 +206,7 @@ class HeteroGraph(MessagePassing):
         src, dst = self._pairs(u, v, relation)
         old = self._coo(relation)
         more = self._with_edges_of(relation, torch.cat([old[0], src]), torch.cat([old[1], dst]))
-        added = {name: as_tensor(values).to(self.device) for name, values in (data or {}).items()}
+        added = {name: fields.as_tensor(values).to(self.device) for name, values in (data or {}).items()}
         frame = self._edge_frame(relation)
         for name in dict.fromkeys((*frame, *added)):
             # of the edges that lack it, old or new, a feature is 0
@@ -436,7 +426,7 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, t
     elif isinstance(given, torch.Tensor | np.ndarray):
         given = tuple(given) if given.ndim == 2 and len(given) == 2 else ()
     elif isinstance(given, list | Iterator):  # such as zip(src, dst)
-        pairs = as_tensor(list(given), f"edges of {relation}")
+        pairs = fields.as_tensor(list(given), f"edges of {relation}")
         given = tuple(pairs.unbind(1)) if pairs.ndim == 2 else (pairs, pairs) if not len(pairs) else ()
     if not isinstance(given, tuple) or len(given) != 2:
         got = f"{type(edges).__name__}{list(getattr(edges, 'shape', ()))}"
@@ -444,8 +434,8 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, t
             f"edges of {relation} must be a tuple (src, dst), a tensor of shape [2, num_edges], a list of pairs "
             f"(u, v), or ('coo', 'csr' or 'csc', arrays) (got {got})"
         )
-    src = as_ids(given[0], f"sources of {relation}")
-    dst = as_ids(given[1], f"destinations of {relation}")
+    src = fields.as_ids(given[0], f"sources of {relation}")
+    dst = fields.as_ids(given[1], f"destinations of {relation}")
     if src.shape != dst.shape:
         raise GraphDataError(f"relation {relation} has {len(src)} sources but {len(dst)} destinations")
     return (src, dst), (0, 0)
@@ -458,7 +448,7 @@ def _columns_of_csr(
     if not isinstance(arrays, tuple | list) or len(arrays) != 3:
         raise GraphDataError(f"edges of {relation}: {form!r} needs (indptr, indices, eids)")
     names = ("indptr", "indices", "eids")
-    indptr, indices, eids = (as_ids(of, f"{name} of {relation}") for name, of in zip(names, arrays, strict=True))
+    indptr, indices, eids = (fields.as_ids(of, f"{name} of {relation}") for name, of in zip(names, arrays, strict=True))
     degrees = indptr.diff()
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or bool((degrees < 0).any()):
         raise GraphDataError(f"indptr of {relation} must rise from 0 to {len(indices)}, the number of edges")

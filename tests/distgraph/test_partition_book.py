@@ -194,5 +194,5 @@ def test_policies_of_nothing_are_refused() -> None:
     assert [PartitionPolicy(text, plain).get_part_size() for text in ("node", "edge")] == [4, 4]
     with pytest.raises(OutOfRangeError):
         NodePartitionPolicy(plain).to_partid([7])
-    with pytest.raises(OutOfRangeError, match="2 is no row of part 1, which has ids from 3 up to 7"):
+    with pytest.raises(OutOfRangeError, match="2 is no node of part 1, which has ids from 3 up to 7"):
         NodePartitionPolicy(plain).to_local([3, 2])
