@@ -1,10 +1,25 @@
-"""Whatever users ask a distributed graph, lists of edges answer the same, as they do for a graph in memory."""
+"""Whatever users ask a graph, in memory, distributed, or a block: lists of edges answer the same."""
 
 from pathlib import Path
 
 import pytest
-from edge_lists import FACE, PARTS, SHAPES, Lists, check_misuse, questions
+from edge_lists import FACE, IN_MEMORY, PARTS, SHAPES, Lists, check_misuse, questions
 from layouts import SharedJob
+
+from mpigraph.graphs.block import to_block
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_graph_in_memory_answers_as_lists_do(shape: str, seed: int) -> None:
+    lists = Lists.drawn(shape, seed, by_destination=seed % 2 == 0)
+    g = lists.graph()
+    block = to_block(g, {t: range(n) for t, n in lists.counts.items()})  # of all nodes, so places are ids
+    for question in questions(lists, seed):
+        for operation in FACE + PARTS + IN_MEMORY:
+            operation(g, lists, question)
+        for operation in FACE:
+            operation(block, lists, question)
 
 
 def write(directory: Path, shape: str, num_parts: int) -> str:
@@ -21,5 +36,6 @@ def test_a_distributed_graph_answers_as_lists_do(job: SharedJob, shape: str, num
             operation(g, lists, question)
 
 
-def test_misuse_of_a_distributed_graph_is_named(job: SharedJob) -> None:
+def test_misuse_is_named_by_every_graph(job: SharedJob) -> None:
+    check_misuse(Lists.drawn("typed", 0, by_destination=False).graph())
     check_misuse(job.open(job.write(write, "typed", 3)))

@@ -39,11 +39,7 @@ def check_edges(g: dist.DistGraph, src: torch.Tensor, dst: torch.Tensor, eids: t
 def test_counts_types_and_features(job: SharedJob, oracle) -> None:
     path = oracle(3)
     g = job.open(path)
-    num_edges = int(degrees_of(torch.arange(NUM_NODES)).sum())
-    assert g.num_nodes() == g.number_of_nodes("_N") == NUM_NODES
-    assert g.num_edges() == g.number_of_edges("_E") == g.num_edges(("_N", "_E", "_N")) == num_edges
-    assert (g.ntypes, g.etypes, g.canonical_etypes) == (["_N"], ["_E"], [("_N", "_E", "_N")])
-    assert g.metadata() == (g.ntypes, g.canonical_etypes)
+    assert g.metadata() == (g.ntypes, g.canonical_etypes) == (["_N"], [("_N", "_E", "_N")])
     assert set(g.ndata) == {"feat", "label", "orig", "third"}
     assert set(g.edata) == {"edge", "weight", "even"}
     assert g.node_attr_schemes()["feat"] == ((3,), torch.float32)
@@ -55,8 +51,7 @@ def test_counts_types_and_features(job: SharedJob, oracle) -> None:
     assert g.rank() == current().rank == int(current().world.trainers.rank)
     with pytest.raises(InvalidArgumentError, match=r"cannot be pickled: .*spawned"):
         pickle.dumps((g, NeighborSampler([2])))
-    again = job.open(path)
-    assert again.num_edges() == num_edges
+    assert job.open(path).num_edges() == int(degrees_of(torch.arange(NUM_NODES)).sum())
 
 
 @api

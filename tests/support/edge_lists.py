@@ -70,9 +70,9 @@ class Lists:
         partition_graph(self.graph(), "lists", num_parts, directory, assignment=parts)
         return str(directory / "lists.json")
 
-    def ids(self, relation: Relation, of: Callable[[int, int], bool]) -> list[int]:
-        """The edges of a relation whose ends are as said."""
-        return [number for number, pair in enumerate(self.edges[relation]) if of(*pair)]
+    def at(self, relation: Relation, side: int, node: int) -> list[int]:
+        """The edges of a relation with this source (side 0) or destination (1)."""
+        return [number for number, pair in enumerate(self.edges[relation]) if pair[side] == node]
 
     def ends(self, relation: Relation, eids: list[int]) -> tuple[list[int], list[int]]:
         """Sources and destinations of edges."""
@@ -85,11 +85,11 @@ class Lists:
 
     def into(self, nodes: dict[str, list[int]]) -> dict[Relation, list[int]]:
         """The edges into nodes, node by node."""
-        return {r: [e for v in nodes[r[2]] for e in self.ids(r, lambda _, dst, v=v: dst == v)] for r in self.edges}
+        return {r: [e for v in nodes[r[2]] for e in self.at(r, 1, v)] for r in self.edges}
 
     def out_of(self, nodes: dict[str, list[int]]) -> dict[Relation, list[int]]:
         """The edges out of nodes, node by node."""
-        return {r: [e for u in nodes[r[0]] for e in self.ids(r, lambda src, _, u=u: src == u)] for r in self.edges}
+        return {r: [e for u in nodes[r[0]] for e in self.at(r, 0, u)] for r in self.edges}
 
 
 class Question(NamedTuple):
@@ -223,7 +223,7 @@ def edges_out_of(g: Any, o: Lists, q: Question) -> None:
 
 
 def edges_by_their_ends(g: Any, o: Lists, q: Question) -> None:
-    of = {pair: o.ids(q.r, lambda *ends, pair=pair: ends == pair) for pair in zip(q.u, q.v, strict=True)}
+    of = {(u, v): [e for e in o.at(q.r, 0, u) if o.edges[q.r][e][1] == v] for u, v in zip(q.u, q.v, strict=True)}
     found = [(*pair, e) for pair in zip(q.u, q.v, strict=True) for e in of[pair]]
     same(g.edge_ids(q.u, q.v, return_uv=True, etype=q.r), tuple(map(list, zip(*found, strict=True))) or ([], [], []))
     known = [pair for pair, eids in of.items() if eids]
@@ -261,23 +261,19 @@ PARTS = [parts_of_edges, parts_into_nodes]
 IN_MEMORY = [parts_out_of_nodes, parts_of_nodes, edges_out_of, edges_by_their_ends]
 
 
-NO_NODES, NO_EDGES = (NodeTypeError, "'x' does not exist"), (EdgeTypeError, "'x' does not exist")
-WHICH_NODES, WHICH_EDGES = (NodeTypeError, "node type is ambiguous"), (EdgeTypeError, "edge type is ambiguous")
+OF_NODES: list[Callable[[Any, str | None], Any]] = [
+    lambda g, t: g.nodes[t], lambda g, t: g.nodes(t), lambda g, t: g.has_nodes([0], t), lambda g, t: g.get_ntype_id(t),
+    lambda g, t: g.in_subgraph({t: [0]}),
+]  # fmt: skip
+OF_EDGES: list[Callable[[Any, str | None], Any]] = [
+    lambda g, r: g.edges[r], lambda g, r: g.edges(etype=r), lambda g, r: g.find_edges([0], r),
+    lambda g, r: g.in_degrees([0], r), lambda g, r: g.out_degrees([0], r), lambda g, r: g.in_edges([0], etype=r),
+    lambda g, r: g.has_edges_between([0], [0], r), lambda g, r: g.edge_subgraph({r: [0]}),
+    lambda g, r: g.to_canonical_etype(r), lambda g, r: g.get_etype_id(r),
+]  # fmt: skip
 MISUSE: list[tuple[Callable[[Any], Any], tuple[type[Exception], str]]] = [
-    *[(call, WHICH_NODES) for call in (
-        lambda g: g.nodes[None], lambda g: g.nodes(), lambda g: g.has_nodes([0]), lambda g: g.get_ntype_id())],
-    *[(call, WHICH_EDGES) for call in (
-        lambda g: g.edges[None], lambda g: g.edges(), lambda g: g.find_edges([0]), lambda g: g.in_degrees([0]),
-        lambda g: g.out_degrees([0]), lambda g: g.in_edges([0]), lambda g: g.has_edges_between([0], [0]),
-        lambda g: g.edge_subgraph([0]), lambda g: g.to_canonical_etype(), lambda g: g.get_etype_id())],
-    *[(call, NO_NODES) for call in (
-        lambda g: g.num_nodes("x"), lambda g: g.nodes["x"], lambda g: g.nodes("x"), lambda g: g.get_ntype_id("x"),
-        lambda g: g.in_subgraph({"x": [0]}))],
-    *[(call, NO_EDGES) for call in (
-        lambda g: g.num_edges("x"), lambda g: g.edges["x"], lambda g: g.edges(etype="x"), lambda g: g.get_etype_id("x"),
-        lambda g: g.find_edges([0], "x"), lambda g: g.in_degrees([0], "x"), lambda g: g.out_degrees([0], "x"),
-        lambda g: g.in_edges([0], etype="x"), lambda g: g.has_edges_between([0], [0], "x"),
-        lambda g: g.edge_subgraph({"x": [0]}), lambda g: g.to_canonical_etype("x"))],
+    (lambda g: g.num_nodes("x"), (NodeTypeError, "'x' does not exist")),
+    (lambda g: g.edge_subgraph([0]), (EdgeTypeError, "edge type is ambiguous")),
     (lambda g: g.num_edges(("item", "rates", "user")), (EdgeTypeError, "'item'.* does not exist")),
     (lambda g: g.in_subgraph([0]), (NodeTypeError, "nodes must be a dict by node type")),
     (lambda g: g.ndata["z"], (FieldNameError, "no feature 'z' on any of .*have ..x'")),
@@ -310,6 +306,11 @@ MISUSE: list[tuple[Callable[[Any], Any], tuple[type[Exception], str]]] = [
 
 def check_misuse(g: Any) -> None:
     """Check that each wrong call names what is wrong with it."""
+    for calls, error, what in ((OF_NODES, NodeTypeError, "node type"), (OF_EDGES, EdgeTypeError, "edge type")):
+        for of_type in calls:
+            for kind, words in ((None, f"{what} is ambiguous: name one of"), ("x", f"{what} 'x' does not exist")):
+                with pytest.raises(error, match=words):
+                    of_type(g, kind)
     for call, (error, words) in MISUSE:
         with pytest.raises(error, match=words):
             call(g)
