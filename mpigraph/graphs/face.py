@@ -421,7 +421,8 @@ def count(frames: Mapping[Any, F], kind: Any) -> int:
 
 def check_range(ids: torch.Tensor, num: int, what: str) -> None:
     """Raise OutOfRangeError unless all ids lie in [0, num); ``what`` names them ("node id of type 'author'")."""
-    check_ids(ids.cpu().numpy(), num, what)
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num):
+        check_ids(ids.cpu().numpy(), num, what)
 
 
 def in_form(form: str, src: torch.Tensor, dst: torch.Tensor, eids: torch.Tensor) -> Any:
