@@ -125,7 +125,7 @@ class DistGraph(SampledGraph):
         """
         book = self._book.book
         own = {r: torch.arange(*book.edge_range(self._book.partid, i)) for i, r in enumerate(self.schema.relations)}
-        graph = self.edge_subgraph(own, relabel_nodes=False)
+        graph: HeteroGraph = self.edge_subgraph(own, relabel_nodes=False)
         for t, ntype in enumerate(self.schema.ntypes):
             data = graph.nodes[ntype].data
             data[NID] = graph.nodes(ntype)

@@ -134,11 +134,11 @@ class SampledGraph(Graph[Features]):
                 dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
                 edges[relation] = neighbors.src.astype(np.int64), dst
                 eids[relation] = neighbors.eids
-        found = {
+        sampled = {
             r: (torch.from_numpy(src), torch.from_numpy(dst), torch.from_numpy(eids[r]))
             for r, (src, dst) in edges.items()
         }
-        return part_of(self, found, None, store_ids=True)
+        return part_of(self, sampled, None, store_ids=True)
 
     @collective("trainers", WHEN_REMOTE)
     def sample_blocks(

@@ -8,7 +8,7 @@ Everything that users call follows from these, so arguments mean the same for ev
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
+from typing import Any, ClassVar, Generic, TypeAlias
 
 import torch
 
@@ -17,9 +17,6 @@ from mpigraph.graphs import fields
 from mpigraph.graphs.fields import ALL, EdgeIds, EdgeType, F, Frames, IdsLike, K, NodeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
-
-if TYPE_CHECKING:
-    from mpigraph.graphs.hetero import HeteroGraph
 
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Sources and destinations of edges, int64[n] each."""
@@ -105,8 +102,8 @@ class Graph(TypeNames, ABC, Generic[F]):
         nodes: Mapping[str, torch.Tensor] | None,
         store_ids: bool,
         device: torch.device | str | None,
-    ) -> "HeteroGraph":
-        """Return the graph of edges whose ends are places in ``nodes``, by type; None means all nodes."""
+    ) -> Any:
+        """Return a :class:`.HeteroGraph` of edges whose ends are places in ``nodes``, by type; None means all nodes."""
         raise InvalidArgumentError("expected a graph that is not a block")
 
     # -- types, counts and features --------------------------------------------------------------------------
@@ -284,7 +281,7 @@ class Graph(TypeNames, ABC, Generic[F]):
         return fields.canonical(self.schema, given, what)
 
     def _pairs(self, u: Any, v: Any, relation: Relation) -> Pair:
-        """Return sources and destinations, int64[n] each, of which one may have been given for all."""
+        """Return sources and destinations, int64[n] each; one that is given alone is for all of the others."""
         src, dst = fields.as_ids(u, "source ids").to(self.device), fields.as_ids(v, "destination ids").to(self.device)
         if len(src) != len(dst) and 1 not in (len(src), len(dst)):
             got = f"{len(src)} sources and {len(dst)} destinations of {relation}"
@@ -303,10 +300,10 @@ class Graph(TypeNames, ABC, Generic[F]):
         relabel_nodes: bool = True,
         store_ids: bool = True,
         output_device: torch.device | str | None = None,
-    ) -> "HeteroGraph":
+    ) -> Any:
         """Return the part that has some edges, in the given order, with every node type and relation of this graph.
 
-        A graph in memory gives its features along; a distributed one does not.
+        It is a :class:`.HeteroGraph` in memory. A graph in memory gives its features along; a distributed one does not.
 
         Args:
             edges: int[n], or bool[num_edges]; or edge type -> one of these, relations left out having none.
@@ -333,8 +330,8 @@ class Graph(TypeNames, ABC, Generic[F]):
         relabel_nodes: bool = False,
         store_ids: bool = True,
         output_device: torch.device | str | None = None,
-    ) -> "HeteroGraph":
-        """Return the part that has all edges into some nodes, node by node.
+    ) -> Any:
+        """Return the part that has all edges into some nodes, node by node, as :meth:`edge_subgraph` does.
 
         Args:
             nodes: int[n], or bool[num_nodes]; or node type -> one of these, types left out having none.
@@ -356,7 +353,7 @@ class Graph(TypeNames, ABC, Generic[F]):
         relabel_nodes: bool,
         store_ids: bool,
         device: torch.device | str | None,
-    ) -> "HeteroGraph":
+    ) -> Any:
         """Return the graph of edges, whose nodes are their ends if they are to be numbered anew."""
         if not relabel_nodes:
             return self._part(edges, None, store_ids, device)

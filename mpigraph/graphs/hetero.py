@@ -165,7 +165,8 @@ class HeteroGraph(MessagePassing):
         """Return the part that has all edges out of some nodes, node by node; as :meth:`in_subgraph`."""
         chosen = self._by_ntype(nodes)
         edges = {r: self.out_edges(chosen[r[0]], "all", r) for r in self.canonical_etypes}
-        return self._part_of_ends(edges, relabel_nodes, store_ids, output_device)
+        part: HeteroGraph = self._part_of_ends(edges, relabel_nodes, store_ids, output_device)
+        return part
 
     # -- other edges -----------------------------------------------------------------------------------------
 

@@ -101,8 +101,8 @@ class InMemoryGraph(Graph[Frame]):
         return degrees[nodes]
 
     def _edges_into(self, relations: list[Relation], nodes: Mapping[str, torch.Tensor]) -> dict[Relation, Edges]:
-        found = [(r, self._neighbours(self.structure(r), nodes[r[2]], r[2])) for r in relations]
-        return {r: (src, dst, eids) for r, (dst, src, eids) in found}
+        neighbours = [(r, self._neighbours(self.structure(r), nodes[r[2]], r[2])) for r in relations]
+        return {r: (src, dst, eids) for r, (dst, src, eids) in neighbours}
 
     def _have_edges(self, pairs: Mapping[Relation, Pair]) -> dict[Relation, torch.Tensor]:
         return {relation: self._places(relation, *ends)[1] > 0 for relation, ends in pairs.items()}

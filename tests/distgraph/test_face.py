@@ -20,6 +20,11 @@ def test_a_graph_in_memory_answers_as_lists_do(shape: str, seed: int) -> None:
             operation(g, lists, question)
         for operation in FACE:
             operation(block, lists, question)
+    for relation, edges in lists.edges.items():  # the graph of one relation
+        one = Lists({t: lists.counts[t] for t in relation[::2]}, {relation: edges})
+        for question in questions(one, seed):
+            for operation in FACE + PARTS + IN_MEMORY:
+                operation(g[relation], one, question)
 
 
 def write(directory: Path, shape: str, num_parts: int) -> str:
