@@ -19,6 +19,7 @@ from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID, Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
+from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
 from mpigraph.namespaces import attach
 from mpigraph.partition.exchange import ALONE
@@ -139,7 +140,8 @@ def from_networkx(
 
     Args:
         nx_graph: any of networkx's four classes.
-        node_attrs: attributes to take, which every node must have; None takes all numeric ones that every node has.
+        node_attrs: attributes to take, which every node must have; None takes all numeric ones that every node has, and
+            a warning names the others.
         edge_attrs: likewise for edges.
 
     Raises:
@@ -185,17 +187,23 @@ def _sorted_if_possible(labels: Iterable[Hashable]) -> list[Hashable]:
 
 
 def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | None) -> None:
-    """Put attributes of nodes or edges into a frame; without ``names``, all that are numbers."""
-    common = [name for name in (records[0] if records else {}) if all(name in record for record in records)]
-    for name in common if names is None else names:
+    """Put attributes of nodes or edges into a frame; without ``names``, all that are numbers, the others are logged."""
+    left_out = []
+    for name in dict.fromkeys(name for record in records for name in record) if names is None else names:
         missing = sum(name not in record for record in records)
-        if missing:
-            raise GraphDataError(f"attribute {name!r} is missing on {missing} {frame.owner}")
         try:
+            if missing:
+                raise GraphDataError(f"attribute {name!r} is missing on {missing} {frame.owner}")
             frame[name] = torch.as_tensor(np.array([record[name] for record in records]))
         except (TypeError, ValueError) as error:
-            if names is not None:
+            if names is None:
+                left_out.append(f"{name!r} (missing on {missing})" if missing else f"{name!r} (no numbers)")
+            elif missing:
+                raise
+            else:
                 raise GraphDataError(f"attribute {name!r} of {frame.owner} is not numeric: {error}") from error
+    if left_out:
+        get_logger().warning("from_networkx leaves out attributes of %s: %s", frame.owner, ", ".join(left_out))
 
 
 attach(__name__)

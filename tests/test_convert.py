@@ -50,7 +50,7 @@ def test_networkx_classes(kind):
     assert g.num_nodes() == 4 and edge_set(g) == sorted(want)
 
 
-def test_networkx_attributes_and_labels():
+def test_networkx_attributes_and_labels(caplog):
     source = nx.DiGraph()
     source.add_node("b", x=[1.0, 2.0], name="bee", half=1)
     source.add_node("a", x=[3.0, 4.0], name="ant")
@@ -58,6 +58,7 @@ def test_networkx_attributes_and_labels():
     g = from_networkx(source)
     assert g.ndata["x"].tolist() == [[3.0, 4.0], [1.0, 2.0]] and list(g.ndata) == ["x"]
     assert edge_set(g) == [(1, 0)] and g.edata["w"].tolist() == [0.5]
+    assert "attributes of nodes of type '_N': 'name' (no numbers), 'half' (missing on 1)" in caplog.text
     assert len(from_networkx(source, node_attrs=[], edge_attrs=[]).ndata) == 0
     with pytest.raises(GraphDataError, match="'half' is missing on 1 nodes"):
         from_networkx(source, node_attrs=["half"])
@@ -104,9 +105,10 @@ def test_sparse_features_are_refused_by_their_name(layout):
         as_graph(Data(**fields))
 
 
-def test_pyg_itself():
+def test_pyg_itself(caplog):
     fields = pyg_fields()
-    g = as_graph(Data(**fields))
+    g = as_graph(Data(**fields, face_index=torch.zeros(2, 3), level=torch.tensor(3)))
+    assert "'graph_label' [1], 'face_index' [2, 3], 'level' []" in caplog.text and "'x'" not in caplog.text
     assert edge_set(g) == [(0, 1), (1, 2), (2, 0)] and g.num_nodes() == 3
     assert sorted(g.ndata) == ["train_mask", "x", "y"] and list(g.edata) == ["edge_attr"]
     assert torch.equal(g.ndata["x"], fields["x"]) and torch.equal(g.edata["edge_attr"], fields["edge_attr"])

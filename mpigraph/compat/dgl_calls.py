@@ -5,6 +5,7 @@ within a part type after type (:class:`.RangePartitionBook` converts). Ids by ty
 Every rank that runs the script is a trainer, of role "default".
 """
 
+from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -117,7 +118,7 @@ class RelGraphConv(nn.RelGraphConv):
         super().__init__(*args, **options)
 
 
-class _StandIn(type):
+class _StandIn(ABCMeta):
     """Lets objects of the library's own class count as instances of the class that stands in for it."""
 
     def __instancecheck__(cls, instance: object) -> bool:

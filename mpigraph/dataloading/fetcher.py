@@ -15,12 +15,13 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.dataloading.sampler import Needs
 from mpigraph.dataloading.seeds import TypedIds
-from mpigraph.distgraph.features import Kind, Spaces
+from mpigraph.distgraph.features import Features, Kind, named
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, id_array
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs import block
+from mpigraph.graphs.face import TypesView
 from mpigraph.graphs.fields import by_first_appearance
 from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes, in_units
@@ -133,12 +134,14 @@ class FeatureFetcher(Generic[Kind]):
         counted: count remote rows that are read without a cache, as for the inputs of minibatches.
     """
 
-    def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
-        """Look features up by name in ``g.nodes`` or ``g.edges``; errors are those of :meth:`.Spaces.named`.
+    def __init__(
+        self, view: TypesView[Kind, Features], pin_memory: bool, *names: Names, repeated: bool = False
+    ) -> None:
+        """Look features up by name in ``g.nodes`` or ``g.edges``; errors are those of :func:`.named`.
 
         ``repeated``: minibatches repeat ids, as those of disjoint trees do, so read each row once.
         """
-        self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
+        self.tensors: dict[tuple[Kind, str], DistTensor] = named(view, *names)
         by_window: dict[int, dict[tuple[Kind, str], DistTensor]] = {}
         for key, tensor in self.tensors.items():
             by_window.setdefault(tensor.rows.window.number, {})[key] = tensor

@@ -10,17 +10,16 @@ import os
 import threading
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.distgraph.new_tensor import InitFunc, by_chunk, find_policy
+from mpigraph.distgraph.new_tensor import Fill, InitFunc, by_chunk
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import to_rows
-from mpigraph.errors import InvalidArgumentError, check_state, check_text
+from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.session.context import current
@@ -87,17 +86,23 @@ class DistEmbedding:
         All of these are raised on every trainer, even if only one has the reason.
         """
         session = current()
-        called = "an embedding" if name is None else f"embedding {name!r}"
-        with session.world.together(f"creating {called}"):
-            _check(name, embedding_dim, dtype, init_func)
-            find_policy(session, (num_embeddings, embedding_dim), part_policy)
-        if name is None:
-            session.unnamed += 1
-        label = f"embedding#{session.unnamed}" if name is None else name
-        fill = None if init_func is None else by_chunk(init_func, dtype, _seed(session.store.seed, label))
-        shape = (int(num_embeddings), int(embedding_dim))
-        self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, fill)
-        self.num_embeddings, self.embedding_dim = shape
+        label = f"embedding#{session.unnamed + 1}" if name is None else name
+
+        def make_fill() -> Fill | None:
+            if embedding_dim < 1:
+                raise InvalidArgumentError(f"embedding_dim must be an integer >= 1 (got {embedding_dim!r})")
+            if dtype not in _DTYPES:
+                raise InvalidArgumentError(f"dtype must be one of {', '.join(map(str, _DTYPES))} (got {dtype!r})")
+            if init_func is None:
+                return None
+            if not callable(init_func):
+                raise InvalidArgumentError(f"init_func must be callable (got {init_func!r})")
+            return by_chunk(init_func, dtype, _seed(session.store.seed, label))
+
+        shape = (num_embeddings, embedding_dim)
+        self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, make_fill, "embedding")
+        session.unnamed += name is None
+        self.num_embeddings, self.embedding_dim = self.weight.shape
         self.optm_state: dict[str, DistTensor] | None = None
         self.trace: list[Lookup] = []
         self._lock = threading.Lock()  # a loader may read ahead in a thread during a step
@@ -194,17 +199,6 @@ class DistEmbedding:
 def _take(leaf: torch.Tensor) -> torch.Tensor | None:
     grad, leaf.grad = leaf.grad, None
     return grad
-
-
-def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: InitFunc | None) -> None:
-    if name is not None:
-        check_text("name", name)
-    if not isinstance(embedding_dim, int | np.integer) or embedding_dim < 1:
-        raise InvalidArgumentError(f"embedding_dim must be an integer >= 1 (got {embedding_dim!r})")
-    if dtype not in _DTYPES:
-        raise InvalidArgumentError(f"dtype must be one of {', '.join(map(str, _DTYPES))} (got {dtype!r})")
-    if init_func is not None and not callable(init_func):
-        raise InvalidArgumentError(f"init_func must be callable (got {init_func!r})")
 
 
 def _seed(job_seed: int, label: str) -> int:

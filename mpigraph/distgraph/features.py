@@ -1,27 +1,26 @@
-"""The features of a DistGraph by type and name: ``g.ndata``, ``g.nodes[ntype].data`` and the like."""
+"""The features of a DistGraph, by type and name."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Names
 from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatchError, check_text
-from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.graphs.face import TypesView
+from mpigraph.graphs.fields import Fields
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import Relation
 from mpigraph.rows.row_tensor import Policy
 
 Kind = TypeVar("Kind", str, Relation)
 
 
-class Features(dict[tuple[Policy, str], DistTensor]):
-    """All features of a graph, by what their rows are and by name.
+class Changes:
+    """The number of assignments and deletions of a graph's features so far."""
 
-    Attributes:
-        changes: the number of assignments and deletions so far.
-    """
-
-    changes = 0
+    number = 0
 
 
 class Scheme(NamedTuple):
@@ -31,30 +30,28 @@ class Scheme(NamedTuple):
     dtype: torch.dtype
 
 
-class FeatureMap(MutableMapping[str, DistTensor]):
-    """Features of one node type or relation: name -> :class:`DistTensor`."""
+class Features(Fields[DistTensor]):
+    """Features of one node type or relation: name -> :class:`DistTensor`, whose rows have the policy."""
 
-    def __init__(self, features: Features, policy: Policy, what: str) -> None:
-        self._features = features
+    def __init__(self, num_rows: int, owner: str, policy: Policy, changes: Changes) -> None:
+        super().__init__(num_rows, owner)
         self._policy = policy
-        self._what = what
+        self._changes = changes
 
-    def __getitem__(self, name: str) -> DistTensor:
-        try:
-            return self._features[self._policy, name]
-        except KeyError:
-            raise FieldNameError(f"no feature {name!r} on {self._what} (there are {list(self)})") from None
-
-    def __setitem__(self, name: str, tensor: DistTensor) -> None:
+    def _checked(self, name: str, values: Any) -> DistTensor:
         check_text("the name of a feature", name)
-        if not isinstance(tensor, DistTensor):
-            raise InvalidArgumentError(self._not_distributed(name, tensor))
-        if tensor.rows.policy != self._policy:
+        if not isinstance(values, DistTensor):
+            raise InvalidArgumentError(self._not_distributed(name, values))
+        if values.rows.policy != self._policy:
             raise TensorMismatchError(
-                f"feature {name!r}: the rows of tensor {tensor.name!r} are not {self._what} (give part_policy)"
+                f"feature {name!r}: the rows of tensor {values.name!r} are not {self.owner} (give part_policy)"
             )
-        self._features[self._policy, name] = tensor
-        self._features.changes += 1
+        self._changes.number += 1
+        return values
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._changes.number += 1
 
     def _not_distributed(self, name: str, value: object) -> str:
         if not isinstance(value, torch.Tensor):
@@ -65,63 +62,49 @@ class FeatureMap(MutableMapping[str, DistTensor]):
             "rows, each trainer some of them: t[ids] = rows; call g.barrier(), and set the feature to t"
         )
 
-    def __delitem__(self, name: str) -> None:
-        self[name]
-        del self._features[self._policy, name]
-        self._features.changes += 1
 
-    def __iter__(self) -> Iterator[str]:
-        return iter([name for policy, name in self._features if policy == self._policy])
+def features_by_type(
+    is_node: bool,
+    kinds: Sequence[Kind],
+    book: RangeBook,
+    known: Mapping[tuple[Policy, str], DistTensor],
+    changes: Changes,
+) -> dict[Kind, Features]:
+    """Return the features of each node type or relation, those that are known already."""
+    by_type = {}
+    for number, kind in enumerate(kinds):
+        count = book.num_nodes(number) if is_node else book.num_edges(number)
+        what = "nodes of type" if is_node else "edges of relation"
+        by_type[kind] = Features(count, f"{what} {kind!r}", Policy(is_node, number), changes)
+    for (policy, name), tensor in known.items():
+        if policy.is_node == is_node:
+            by_type[kinds[policy.type_id]][name] = tensor
+    return by_type
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
-    def __repr__(self) -> str:
-        return repr({name: Scheme(t.shape[1:], t.dtype) for name, t in self.items()})
+def named(view: TypesView[Kind, Features], *names: Names) -> dict[tuple[Kind, str], DistTensor]:
+    """Return features of ``g.nodes`` or ``g.edges`` by type (of edges: the triple) and name, each once.
+
+    Raises:
+        InvalidArgumentError: an argument is neither names nor a dict of them by type.
+        FieldNameError: no type has the feature, or not the type that names it.
+        NodeTypeError, EdgeTypeError: a type does not exist.
+    """
+    tensors: dict[tuple[Kind, str], DistTensor] = {}
+    for argument in names:
+        by_type = argument if isinstance(argument, Mapping) else {None: argument}
+        for of_type, listed in by_type.items():
+            if not isinstance(listed, Iterable):
+                raise InvalidArgumentError(f"features are given by name (got {listed!r})")
+            for name in [listed] if isinstance(listed, str) else listed:
+                kinds = _types_with(view, name) if of_type is None else [view.find(of_type)]
+                tensors.update({(kind, name): view.frames[kind][name] for kind in kinds})
+    return tensors
 
 
-class Space(NamedTuple):
-    """The nodes of one type or the edges of one relation."""
-
-    data: FeatureMap
-
-
-class Spaces(Generic[Kind]):
-    """``g.nodes``, by node type, or ``g.edges``, by relation; ``types`` are these, by id."""
-
-    def __init__(self, schema: Schema, features: Features, is_node: bool) -> None:
-        self.types: tuple[Kind, ...] = cast(Any, schema.ntypes if is_node else schema.relations)
-        self._number_of: Callable[[Any], int] = schema.ntype_id if is_node else schema.relation_id
-        self._features = features
-        self._is_node = is_node
-
-    def __getitem__(self, kind: str | Relation) -> Space:
-        policy = Policy(self._is_node, self._number_of(kind))
-        return Space(FeatureMap(self._features, policy, f"{'nodes' if self._is_node else 'edges'} of type {kind!r}"))
-
-    def named(self, *names: Names) -> dict[tuple[Kind, str], DistTensor]:
-        """Return features by type (of edges: the triple) and name, each once.
-
-        Raises:
-            InvalidArgumentError: an argument is neither names nor a dict of them by type.
-            FieldNameError: no type has the feature, or not the type that names it.
-            NodeTypeError, EdgeTypeError: a type does not exist.
-        """
-        tensors: dict[tuple[Kind, str], DistTensor] = {}
-        for argument in names:
-            by_type = argument if isinstance(argument, Mapping) else {None: argument}
-            for of_type, listed in by_type.items():
-                if not isinstance(listed, Iterable):
-                    raise InvalidArgumentError(f"features are given by name (got {listed!r})")
-                for name in [listed] if isinstance(listed, str) else listed:
-                    types = self._types_with(name) if of_type is None else [self.types[self._number_of(of_type)]]
-                    tensors.update({(kind, name): self[kind].data[name] for kind in types})
-        return tensors
-
-    def _types_with(self, name: str) -> Sequence[Kind]:
-        """Return the types that have a feature; the only type in any case, whose error then names it."""
-        ids = (policy.type_id for policy, known in self._features if known == name and policy.is_node == self._is_node)
-        having = [self.types[number] for number in sorted(ids)]
-        if not having and len(self.types) != 1:
-            raise FieldNameError(f"no feature {name!r} on any of {list(self.types)}")
-        return having or self.types
+def _types_with(view: TypesView[Kind, Features], name: str) -> Sequence[Kind]:
+    """Return the types that have a feature; the only type in any case, whose error then names it."""
+    having = [kind for kind, features in view.frames.items() if name in features]
+    if not having and len(view.frames) != 1:
+        raise FieldNameError(f"no feature {name!r} on any of {list(view.frames)}")
+    return having or list(view.frames)

@@ -8,18 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
-from mpigraph.distgraph.features import FeatureMap, Features, Scheme
+from mpigraph.distgraph.features import Scheme
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook, local_part
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import EdgeIds, by_relation, id_array
 from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError
-from mpigraph.graphs.fields import ALL, EID, NID, EdgeType, IdsLike
+from mpigraph.graphs.fields import NID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
 from mpigraph.session.context import current
@@ -83,10 +81,10 @@ class DistGraph(SampledGraph):
             opening(error=error)
             raise
         graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names)
-        features = Features(
-            (key, DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast))
+        features = {
+            key: DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast)
             for key, number in graph.features.items()
-        )
+        }
         super().__init__(session, graph, features)
         self.graph_name = graph_name
         self._topology = graph.topology
@@ -94,22 +92,12 @@ class DistGraph(SampledGraph):
             self._topology.config.book, local_part(session.world, self._topology.config.num_parts)
         )
 
-    # Types and counts
+    # Types and features
 
     @property
     def identity(self) -> str:
         """The identity of this partitioning; nodes and edges have other ids in another one."""
         return self._topology.config.identity
-
-    @property
-    def idtype(self) -> torch.dtype:
-        """The dtype of ids."""
-        return torch.int64
-
-    @property
-    def device(self) -> torch.device:
-        """The device of rows and samples."""
-        return torch.device("cpu")
 
     def is_pinned(self) -> bool:
         """Return False: the graph is never in pinned memory."""
@@ -119,124 +107,13 @@ class DistGraph(SampledGraph):
         """Node types and relations, in the form in which PyG's models take them."""
         return self.ntypes, self.canonical_etypes
 
-    def num_nodes(self, ntype: str | None = None) -> int:
-        """Number of nodes of a type, or of all types together."""
-        types = range(len(self.schema.ntypes)) if ntype is None else [self.schema.ntype_id(ntype)]
-        return sum(self._book.book.num_nodes(t) for t in types)
+    def node_attr_schemes(self, ntype: str | None = None) -> dict[str, Scheme]:
+        """Row shape and dtype of each feature of a node type."""
+        return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.nodes[ntype].data.items()}
 
-    def num_edges(self, etype: EdgeType = None) -> int:
-        """Number of edges of a type, or of all types together."""
-        relations = range(len(self.schema.relations)) if etype is None else [self.schema.relation_id(etype)]
-        return sum(self._book.book.num_edges(r) for r in relations)
-
-    number_of_nodes = num_nodes
-    number_of_edges = num_edges
-
-    # Features
-
-    @property
-    def ndata(self) -> FeatureMap:
-        """Features of the only node type. Raises NodeTypeError if there are several."""
-        return self.nodes[self.schema.ntypes[self.schema.ntype_id(None)]].data
-
-    @property
-    def edata(self) -> FeatureMap:
-        """Features of the only edge type. Raises EdgeTypeError if there are several."""
-        return self.edges[self.schema.to_canonical(None)].data
-
-    def node_attr_schemes(self) -> dict[str, Scheme]:
-        """Row shape and dtype of each node feature."""
-        return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.ndata.items()}
-
-    def edge_attr_schemes(self) -> dict[str, Scheme]:
-        """Row shape and dtype of each edge feature."""
-        return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.edata.items()}
-
-    # Structure, local or remote
-
-    def in_degrees(self, v: IdsLike = ALL, etype: EdgeType = None) -> torch.Tensor | int:
-        """In-degrees of nodes ``v`` in input order: int64[n], or an int for an int.
-
-        Raises:
-            OutOfRangeError: a node does not exist.
-
-        One-sided; the target does nothing.
-        """
-        return self._degrees(v, etype, side=1)
-
-    def out_degrees(self, u: IdsLike = ALL, etype: EdgeType = None) -> torch.Tensor | int:
-        """Out-degrees of nodes ``u``; otherwise as :meth:`in_degrees`. One-sided; the target does nothing."""
-        return self._degrees(u, etype, side=0)
-
-    def _degrees(self, nodes: IdsLike, etype: EdgeType, side: int) -> torch.Tensor | int:
-        relation = self.schema.relation_id(etype)
-        ntype = self.schema.ends(relation)[side]
-        everything = isinstance(nodes, str) and nodes == ALL
-        ids = np.arange(self._book.book.num_nodes(ntype)) if everything else id_array(nodes, "node ids")
-        read = self._topology.in_degrees if side else self._topology.out_degrees
-        degrees = torch.from_numpy(read(ids, relation))
-        return int(degrees[0]) if isinstance(nodes, int) else degrees
-
-    def find_edges(self, edges: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sources and destinations of edges in input order, int64[n] each, type-wise ids.
-
-        Raises:
-            OutOfRangeError: an edge does not exist.
-
-        One-sided; the target does nothing.
-        """
-        relation = self.schema.relation_id(etype)
-        src, dst = self._topology.find_edges(id_array(edges, "edge ids"), relation)
-        return torch.from_numpy(src), torch.from_numpy(dst)
-
-    def edge_subgraph(
-        self,
-        edges: EdgeIds,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
-        output_device: torch.device | str | None = None,
-    ) -> HeteroGraph:
-        """The graph of some edges, in memory, with every node type and relation of this one.
-
-        Args:
-            edges: int[n], edge ids; or edge type -> int[n], which graphs with several edge types need.
-            relabel_nodes: number the nodes that the edges have as ends, ascending, and leave out the others;
-                ``nodes[ntype].data[NID]`` are their ids here. Else the nodes are those of this graph.
-            store_ids: only True.
-            output_device: where to put the graph; the CPU by default.
-
-        Returns:
-            A graph without features; ``edges[etype].data[EID]`` are the given ids, in their order.
-
-        Raises:
-            OutOfRangeError: an edge does not exist.
-            EdgeTypeError: an edge type does not exist, or there are several and ``edges`` are not by type.
-            InvalidArgumentError: ids that are not integers, or ``store_ids=False``.
-
-        One-sided; the target does nothing.
-        """
-        if not store_ids:
-            raise InvalidArgumentError("store_ids must be True: ids of a subgraph tell what its edges are")
-        eids = by_relation(self.schema, edges, "edge ids")
-        none = torch.empty(0, dtype=torch.int64)
-        ends = {r: self.find_edges(eids.get(r, none), r) for r in self.schema.relations}
-        counts = {ntype: self.num_nodes(ntype) for ntype in self.schema.ntypes}
-        kept: dict[str, torch.Tensor] = {}
-        if relabel_nodes:
-            for ntype in counts:
-                sides = [side for r, (src, dst) in ends.items() for t, side in ((r[0], src), (r[2], dst)) if t == ntype]
-                kept[ntype] = torch.unique(torch.cat([none, *sides]))
-                counts[ntype] = len(kept[ntype])
-            ends = {
-                r: (torch.searchsorted(kept[r[0]], src), torch.searchsorted(kept[r[2]], dst))
-                for r, (src, dst) in ends.items()
-            }
-        graph = HeteroGraph(self.schema, ends, counts)
-        for ntype, ids in kept.items():
-            graph.nodes[ntype].data[NID] = ids
-        for relation in self.schema.relations:
-            graph.edges[relation].data[EID] = eids.get(relation, none)
-        return graph if output_device is None else graph.to(output_device)
+    def edge_attr_schemes(self, etype: EdgeType = None) -> dict[str, Scheme]:
+        """Row shape and dtype of each feature of a relation."""
+        return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.edges[etype].data.items()}
 
     @property
     def local_partition(self) -> HeteroGraph:
@@ -247,20 +124,14 @@ class DistGraph(SampledGraph):
         part owns. One-sided.
         """
         book = self._book.book
-        edges, eids = {}, {}
-        for r, relation in enumerate(self.schema.relations):
-            eids[relation] = np.arange(*book.edge_range(self._book.partid, r))
-            src, dst = self._topology.find_edges(eids[relation], r)
-            edges[relation] = (torch.from_numpy(src), torch.from_numpy(dst))
-        counts = {ntype: book.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
-        graph = HeteroGraph(self.schema, edges, counts)
+        own = {r: torch.arange(*book.edge_range(self._book.partid, i)) for i, r in enumerate(self.schema.relations)}
+        graph: HeteroGraph = self.edge_subgraph(own, relabel_nodes=False)
         for t, ntype in enumerate(self.schema.ntypes):
             data = graph.nodes[ntype].data
-            data[NID] = torch.arange(counts[ntype])
-            data["inner_node"] = torch.zeros(counts[ntype], dtype=torch.uint8)
+            data[NID] = graph.nodes(ntype)
+            data["inner_node"] = torch.zeros(len(data[NID]), dtype=torch.uint8)
             data["inner_node"][slice(*book.node_range(self._book.partid, t))] = 1
-        for relation, ids in eids.items():
-            graph.edges[relation].data[EID] = torch.from_numpy(ids)
+        for relation, ids in own.items():
             graph.edges[relation].data["inner_edge"] = torch.ones(len(ids), dtype=torch.uint8)
         return graph
 

@@ -66,23 +66,26 @@ class TensorRequest(NamedTuple):
 
 
 @collective("trainers")
-def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
+def create(request: TensorRequest, make_fill: Callable[[], Fill | None], label: str, kind: str = "tensor") -> Handle:
     """Create the rows of a tensor, or attach to those of this name.
 
     Args:
         request: shape, dtype, name and so on.
+        make_fill: checks more, and returns what makes the rows: zeros if None.
         label: the name of an anonymous tensor in messages.
-        fill: makes the rows; zeros if None.
+        kind: the word for the tensor in errors.
 
     Raises:
         CollectiveError: ``fill`` raised somewhere; on every trainer.
     """
     session = current()
     label = label if request.name is None else request.name
+    doing = f"creating {kind} {label!r}"
     try:
         shape, graph, policy = _checked(session, request)
+        fill = make_fill()
     except Exception as error:
-        session.control.call(Operation.CREATE_TENSOR, doing=f"creating tensor {label!r}", error=error)
+        session.control.call(Operation.CREATE_TENSOR, doing=doing, error=error)
         raise
     dtype = dtype_name(request.dtype)
     key = None if request.name is None else (graph, policy, request.name, bool(request.attach))
@@ -93,7 +96,7 @@ def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
     rows = session.control.call(
         Operation.CREATE_TENSOR,
         have=None if handle is None or handle.closed else handle.rows.number,
-        doing=f"creating tensor {label!r}",
+        doing=doing,
         graph=graph,
         name=label,
         is_node=policy.is_node,

@@ -6,6 +6,7 @@ here and nowhere else.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,16 +40,70 @@ def _local_host(world: World) -> int:
     return int(local[world.local_trainer * len(local) // world.num_local_trainers % len(local)])
 
 
-def _homogeneous_begins(tables: Sequence[I64] | I64, num_parts: int) -> I64:
-    """Return int64[parts, types + 1], the first homogeneous id of each type in each part."""
-    sizes = np.zeros((num_parts, 0), np.int64)
-    if len(tables):
-        table = np.array(tables, np.int64)
-        sizes = (table[:, 1:] - table[:, :-1]).T
-    begins = np.append(0, np.cumsum(sizes))
-    parts, types = sizes.shape
-    firsts: I64 = begins[np.arange(parts)[:, None] * types + np.arange(types + 1)]
-    return firsts
+class _Space(NamedTuple):
+    """The nodes of a type or the edges of a relation, in a book of that type."""
+
+    book: RangeBook
+    is_node: bool
+    type_id: int
+
+    def owner(self, ids: IdsLike) -> torch.Tensor:
+        """Return int64[n], the part of each id. Raises OutOfRangeError."""
+        owner_of = self.book.node_owner if self.is_node else self.book.edge_owner
+        return _tensor(owner_of(self._array(ids), self.type_id))
+
+    def range(self, partid: int) -> tuple[int, int]:
+        """Return the first id of a part and the one behind its last. Raises PartitionError for no such part."""
+        part = _checked_part("partid", partid, self.book.num_parts)
+        return (self.book.node_range if self.is_node else self.book.edge_range)(part, self.type_id)
+
+    def local(self, ids: IdsLike, partid: int) -> torch.Tensor:
+        """Return int64[n], ids counted from a part's first. Raises OutOfRangeError for an id of another part."""
+        first, last = self.range(partid)
+        array = self._array(ids)
+        bad = array[(array < first) | (array >= last)]
+        if len(bad):
+            what = "node" if self.is_node else "edge"
+            raise OutOfRangeError(f"{bad[0]} is no {what} of part {partid}, which has ids from {first} up to {last}")
+        return _tensor(array - first)
+
+    def _array(self, ids: IdsLike) -> I64:
+        return id_array(ids, "node ids" if self.is_node else "edge ids")
+
+
+class _Numbering:
+    """DGL's homogeneous ids: part after part, and within a part type after type.
+
+    Attributes:
+        begins: int64[parts, types + 1], the first homogeneous id of each type in each part.
+        offsets: int64[parts + 1], the same of each part.
+    """
+
+    def __init__(self, tables: Sequence[I64] | I64, num_parts: int, what: str) -> None:
+        self._tables = np.array(tables, np.int64).reshape(-1, num_parts + 1)  # [types, parts + 1], of type-wise ids
+        self._what = what
+        sizes = np.diff(self._tables).T
+        begins = np.append(0, np.cumsum(sizes))
+        parts, types = sizes.shape
+        self.begins: I64 = begins[np.arange(parts)[:, None] * types + np.arange(types + 1)]
+        self.offsets: I64 = np.append(self.begins[:, 0], self.begins[-1, -1])
+
+    def by_type(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return types and type-wise ids of homogeneous ids, by binary search in all (part, type) ranges."""
+        array = id_array(ids, f"{self._what} ids")
+        check_ids(array, int(self.offsets[-1]), f"homogeneous {self._what} id")
+        if len(array) == 0:
+            return _tensor(array), _tensor(array)
+        flat = self.begins[:, :-1].reshape(-1)
+        cell = np.searchsorted(flat, array, side="right") - 1
+        part, kind = np.divmod(cell, len(self._tables))
+        return _tensor(kind), _tensor(array - flat[cell] + self._tables[kind, part])
+
+    def of_type(self, ids: IdsLike, space: _Space) -> torch.Tensor:
+        """Return int64[n], homogeneous ids of those of a type."""
+        kind, owner = space.type_id, space.owner(ids).numpy()
+        array = id_array(ids, f"{self._what} ids")
+        return _tensor(array - self._tables[kind, owner] + self.begins[owner, kind])
 
 
 def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
@@ -56,7 +111,17 @@ def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
     table = np.asarray(ranges, np.int64)
     if table.shape != (num_parts, 2):
         raise PartitionError(f"ranges of {name!r} must have shape ({num_parts}, 2) (got {table.shape})")
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 1] - table[:, 0])])
+    return np.append(0, np.cumsum(table[:, 1] - table[:, 0]))
+
+
+def _checked_part(name: str, part: int, num_parts: int) -> int:
+    if not isinstance(part, int | np.integer) or not 0 <= part < num_parts:
+        raise PartitionError(f"{name} must be in [0, {num_parts}) (got {part!r})")
+    return int(part)
+
+
+def _tensor(values: I32 | I64) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64))
 
 
 class RangePartitionBook(TypeNames):
@@ -106,15 +171,12 @@ class RangePartitionBook(TypeNames):
         return face
 
     def _set(self, book: RangeBook, part_id: int) -> None:
-        if not isinstance(part_id, int | np.integer) or not 0 <= part_id < book.num_parts:
-            raise PartitionError(f"part_id must be in [0, {book.num_parts}) (got {part_id!r})")
         self.book = book
         self.schema = book.schema
-        self._part_id = int(part_id)
-        self._node_begins = _homogeneous_begins(book.node_offsets, book.num_parts)
-        self._edge_begins = _homogeneous_begins(book.edge_table, book.num_parts)
-        ends = [np.append(begins[:, 0], begins[-1, -1]) for begins in (self._node_begins, self._edge_begins)]
-        self._homogeneous = RangeBook(Schema.homogeneous(), (ends[0],), (ends[1],))
+        self._part_id = _checked_part("part_id", part_id, book.num_parts)
+        self._nodes = _Numbering(book.node_offsets, book.num_parts, "node")
+        self._edges = _Numbering(book.edge_offsets, book.num_parts, "edge")
+        self._homogeneous = RangeBook(Schema.homogeneous(), (self._nodes.offsets,), (self._edges.offsets,))
 
     @property
     def partid(self) -> int:
@@ -127,8 +189,7 @@ class RangePartitionBook(TypeNames):
 
     def metadata(self) -> list[dict[str, int]]:
         """For each part ``machine_id``, ``num_nodes`` and ``num_edges`` of all types together."""
-        nodes, edges = self._homogeneous.node_offsets[0], self._homogeneous.edge_offsets[0]
-        counts = zip(np.diff(nodes).tolist(), np.diff(edges).tolist(), strict=True)
+        counts = zip(np.diff(self._nodes.offsets).tolist(), np.diff(self._edges.offsets).tolist(), strict=True)
         return [{"machine_id": p, "num_nodes": n, "num_edges": m} for p, (n, m) in enumerate(counts)]
 
     @property
@@ -146,120 +207,73 @@ class RangePartitionBook(TypeNames):
 
     def nid2partid(self, nids: IdsLike, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: the part of each node. Raises NodeTypeError and OutOfRangeError."""
-        book, kind = self._node_space(ntype)
-        return _tensor(book.node_owner(id_array(nids, "node ids"), kind))
+        return self._node_space(ntype).owner(nids)
 
     def eid2partid(self, eids: IdsLike, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: the part of each edge. Raises EdgeTypeError and OutOfRangeError."""
-        book, kind = self._edge_space(etype)
-        return _tensor(book.edge_owner(id_array(eids, "edge ids"), kind))
+        return self._edge_space(etype).owner(eids)
 
     def partid2nids(self, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: the node ids of a part, ascending. Raises NodeTypeError, and PartitionError for no such part."""
-        book, kind = self._node_space(ntype)
-        return torch.arange(*book.node_range(self._part(partid), kind))
+        return torch.arange(*self._node_space(ntype).range(partid))
 
     def partid2eids(self, partid: int, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: the edge ids of a part, ascending. Raises EdgeTypeError, and PartitionError for no such part."""
-        book, kind = self._edge_space(etype)
-        return torch.arange(*book.edge_range(self._part(partid), kind))
+        return torch.arange(*self._edge_space(etype).range(partid))
 
     def nid2localnid(self, nids: IdsLike, partid: int, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
         """int64[n]: node ids counted from a part's first. Raises OutOfRangeError for an id of another part."""
-        book, kind = self._node_space(ntype)
-        return _local(id_array(nids, "node ids"), book.node_range(self._part(partid), kind), f"node of part {partid}")
+        return self._node_space(ntype).local(nids, partid)
 
     def eid2localeid(self, eids: IdsLike, partid: int, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
         """int64[n]: edge ids counted from a part's first. Raises OutOfRangeError for an id of another part."""
-        book, kind = self._edge_space(etype)
-        return _local(id_array(eids, "edge ids"), book.edge_range(self._part(partid), kind), f"edge of part {partid}")
+        return self._edge_space(etype).local(eids, partid)
 
     def map_to_per_ntype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous node ids, int64[n] each. Raises OutOfRangeError."""
-        return _split_types(id_array(ids, "node ids"), self._node_begins, self.book.node_offsets, "node")
+        return self._nodes.by_type(ids)
 
     def map_to_per_etype(self, ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
         """``(type ids, type-wise ids)`` of homogeneous edge ids, int64[n] each. Raises OutOfRangeError."""
-        return _split_types(id_array(ids, "edge ids"), self._edge_begins, self.book.edge_offsets, "edge")
+        return self._edges.by_type(ids)
 
     def map_to_homo_nid(self, ids: IdsLike, ntype: str | None = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
-        kind = self.schema.ntype_id(ntype)
-        values = id_array(ids, "node ids")
-        owner = self.book.node_owner(values, kind)
-        return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
+        return self._nodes.of_type(ids, _Space(self.book, True, self.schema.ntype_id(ntype)))
 
     def map_to_homo_eid(self, ids: IdsLike, etype: EdgeType = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
-        kind = self.schema.relation_id(etype)
-        values = id_array(ids, "edge ids")
-        owner = self.book.edge_owner(values, kind)
-        return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
+        return self._edges.of_type(ids, _Space(self.book, False, self.schema.relation_id(etype)))
 
     @property
     def local_ntype_offset(self) -> list[int]:
         """Prefix sums of the local part's node counts by type."""
-        return _from_first(self._node_begins[self._part_id])
+        begins = self._nodes.begins[self._part_id]
+        return [int(begin) for begin in begins - begins[0]]
 
     @property
     def local_etype_offset(self) -> list[int]:
         """Prefix sums of the local part's edge counts by type."""
-        return _from_first(self._edge_begins[self._part_id])
+        begins = self._edges.begins[self._part_id]
+        return [int(begin) for begin in begins - begins[0]]
 
     def _num_nodes(self, ntype: str | None = DEFAULT_NTYPE) -> int:
-        book, kind = self._node_space(ntype)
-        return book.num_nodes(kind)
+        return self._node_space(ntype).range(self.book.num_parts - 1)[1]
 
     def _num_edges(self, etype: EdgeType = DEFAULT_ETYPE) -> int:
-        book, kind = self._edge_space(etype)
-        return book.num_edges(kind)
+        return self._edge_space(etype).range(self.book.num_parts - 1)[1]
 
-    def _node_space(self, ntype: str | None) -> tuple[RangeBook, int]:
-        """Return the book and the type id in which ids of a node type are looked up."""
-        schema = self.schema
-        if ntype == DEFAULT_NTYPE and ntype not in schema.ntypes:
-            return self._homogeneous, 0
-        return self.book, schema.ntype_id(ntype)
+    def _node_space(self, ntype: str | None) -> _Space:
+        """Return the ids that a node type means where they are looked up."""
+        if ntype == DEFAULT_NTYPE and ntype not in self.schema.ntypes:
+            return _Space(self._homogeneous, True, 0)
+        return _Space(self.book, True, self.schema.ntype_id(ntype))
 
-    def _edge_space(self, etype: EdgeType) -> tuple[RangeBook, int]:
-        """Return the book and the relation id in which ids of an edge type are looked up."""
-        schema = self.schema
-        if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*schema.relations, *self.etypes):
-            return self._homogeneous, 0
-        return self.book, schema.relation_id(etype)
-
-    def _part(self, partid: int) -> int:
-        if not isinstance(partid, int | np.integer) or not 0 <= partid < self.book.num_parts:
-            raise PartitionError(f"partid must be in [0, {self.book.num_parts}) (got {partid!r})")
-        return int(partid)
-
-
-def _from_first(begins: I64) -> list[int]:
-    offsets: list[int] = (begins - begins[0]).tolist()
-    return offsets
-
-
-def _tensor(values: I32 | I64) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64))
-
-
-def _local(ids: I64, owned: tuple[int, int], what: str) -> torch.Tensor:
-    bad = ids[(ids < owned[0]) | (ids >= owned[1])]
-    if len(bad):
-        raise OutOfRangeError(f"{bad[0]} is no {what}, which has ids from {owned[0]} up to {owned[1]}")
-    return _tensor(ids - owned[0])
-
-
-def _split_types(ids: I64, begins: I64, tables: Sequence[I64] | I64, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return types and type-wise ids of homogeneous ids, by binary search in all (part, type) ranges."""
-    check_ids(ids, int(begins[-1, -1]), f"homogeneous {what} id")
-    if len(ids) == 0:
-        return _tensor(ids), _tensor(ids)
-    flat = begins[:, :-1].reshape(-1)
-    cell = np.searchsorted(flat, ids, side="right") - 1
-    part, kind = np.divmod(cell, len(tables))
-    firsts = np.stack([offsets[:-1] for offsets in tables], axis=1)
-    return _tensor(kind), _tensor(ids - flat[cell] + firsts[part, kind])
+    def _edge_space(self, etype: EdgeType) -> _Space:
+        """Return the ids that an edge type means where they are looked up."""
+        if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*self.schema.relations, *self.etypes):
+            return _Space(self._homogeneous, False, 0)
+        return _Space(self.book, False, self.schema.relation_id(etype))
 
 
 class PartitionPolicy:
@@ -279,19 +293,16 @@ class PartitionPolicy:
         """
         if not isinstance(policy_str, str) or not isinstance(partition_book, RangePartitionBook):
             raise InvalidArgumentError(f"a policy is a string and a book (got {policy_str!r}, {partition_book!r})")
-        kind, _, type_name = policy_str.partition("~")
+        kind, _, name = policy_str.partition("~")
         if kind not in ("node", "edge"):
             raise InvalidArgumentError(f"a policy begins with 'node' or 'edge' (got {policy_str!r})")
-        schema = partition_book.book.schema
         self.partition_book = partition_book
         self.book = partition_book.book
         self.is_node = kind == "node"
-        if self.is_node:
-            self.type_id = schema.ntype_id(type_name or None)
-            self.type_name: str | Relation = schema.ntypes[self.type_id]
-        else:
-            self.type_id = schema.relation_id(type_name or None)
-            self.type_name = schema.relations[self.type_id]
+        schema = self.book.schema
+        self.type_id = schema.ntype_id(name or None) if self.is_node else schema.relation_id(name or None)
+        self.type_name: str | Relation = (schema.ntypes if self.is_node else schema.relations)[self.type_id]
+        self._space = _Space(self.book, self.is_node, self.type_id)
 
     @classmethod
     def of(cls, book: RangeBook, is_node: bool, type_id: int, part_id: int = 0) -> "PartitionPolicy":
@@ -310,27 +321,22 @@ class PartitionPolicy:
         """The local part."""
         return self.partition_book.partid
 
-    @property
-    def _offsets(self) -> I64:
-        return (self.book.node_offsets if self.is_node else self.book.edge_offsets)[self.type_id]
-
     def to_local(self, id_tensor: IdsLike) -> torch.Tensor:
         """Ids counted from the local part's first. Raises OutOfRangeError for an id of another part."""
-        first, last = self._offsets[self.part_id : self.part_id + 2].tolist()
-        return _local(id_array(id_tensor, "ids"), (first, last), f"row of part {self.part_id}")
+        return self._space.local(id_tensor, self.part_id)
 
     def to_partid(self, id_tensor: IdsLike) -> torch.Tensor:
         """int64[n]: the part of each id."""
-        owner = self.book.node_owner if self.is_node else self.book.edge_owner
-        return _tensor(owner(id_array(id_tensor, "ids"), self.type_id))
+        return self._space.owner(id_tensor)
 
     def get_part_size(self) -> int:
         """Rows of the local part."""
-        return int(self._offsets[self.part_id + 1] - self._offsets[self.part_id])
+        first, last = self._space.range(self.part_id)
+        return last - first
 
     def get_size(self) -> int:
         """Rows of all parts."""
-        return int(self._offsets[-1])
+        return self._space.range(self.book.num_parts - 1)[1]
 
 
 class NodePartitionPolicy(PartitionPolicy):

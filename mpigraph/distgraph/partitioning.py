@@ -17,9 +17,8 @@ from mpigraph.collective import collective
 from mpigraph.convert import as_graph
 from mpigraph.distgraph.dtypes import GivenDtype, convert, dtype_name, feat_dtype_names, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
-from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
-from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, NodeIds, by_ntype
 from mpigraph.graphs.hetero import HeteroGraph, graph as make_graph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
@@ -112,6 +111,7 @@ def partition_graph(
 
     Raises:
         InvalidArgumentError: an argument is not usable, or another graph lies in ``out_path``.
+        NodeTypeError: an argument by node type names one that does not exist, or is not by type.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
         GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
             65504 in float16; names feature and row.
@@ -250,28 +250,18 @@ def _features(frame: Mapping[str, torch.Tensor]) -> dict[str, Feature]:
     return features
 
 
-def _by_ntype(graph: HeteroGraph, argument: str, values: NodeIds) -> Mapping[str, Any]:
-    if not isinstance(values, Mapping):
-        if len(graph.ntypes) > 1:
-            raise InvalidArgumentError(f"{argument} must be a dict by node type, as the graph has several")
-        return {graph.ntypes[0]: values}
-    for ntype in values:
-        graph.get_ntype_id(ntype)  # raises an error that names it
-    return values
-
-
 def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Array] | None:
     if balance_ntypes is None:
         return None
-    classes = _by_ntype(graph, "balance_ntypes", balance_ntypes).items()
-    return {ntype: convert(values, torch.int64, "numbers in balance_ntypes").numpy() for ntype, values in classes}
+    classes: Mapping[str, Any] = by_ntype(graph.schema, balance_ntypes, "balance_ntypes")
+    return {t: convert(values, torch.int64, "numbers in balance_ntypes").numpy() for t, values in classes.items()}
 
 
 def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 | None:
     """Return int64[all nodes], types one after the other."""
     if assignment is None:
         return None
-    by_type = _by_ntype(graph, "assignment", assignment)
+    by_type: Mapping[str, Any] = by_ntype(graph.schema, assignment, "assignment")
     rows = []
     for ntype in graph.ntypes:
         parts = torch.as_tensor(by_type.get(ntype, torch.zeros(0, dtype=torch.int64)))

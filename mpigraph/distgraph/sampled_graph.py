@@ -12,36 +12,21 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.distgraph.features import Features, Spaces
+from mpigraph.distgraph import typed_ids
+from mpigraph.distgraph.features import Changes, Features, features_by_type, named
 from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, Times
-from mpigraph.distgraph.typed_ids import (
-    Blocks,
-    EdgeIds,
-    Fanout,
-    FeatureName,
-    NodeIds,
-    by_ntype,
-    by_relation,
-    unwrap_nodes,
-)
-from mpigraph.errors import ClosedError, EdgeTypeError, InvalidArgumentError
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds, by_ntype, by_relation
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.graphs.block import Block, Blocks as BlockList
-from mpigraph.graphs.fields import EID, SEED_TIME, TREE, EdgeType
-from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.face import Edges, Graph, Pair
+from mpigraph.graphs.fields import EID, SEED_TIME, TREE, Frames
+from mpigraph.graphs.hetero import HeteroGraph, part_of
 from mpigraph.metadata.book import check_ids
-from mpigraph.metadata.schema import Relation, Schema, TypeNames
-from mpigraph.sampling.minibatch import (
-    Layer,
-    RandomContext,
-    Repeated,
-    SampledHops,
-    SamplingPlan,
-    Subgraph,
-    Trees,
-    hop_requests,
-    minibatch_key,
-    sample_hops,
-)
+from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.rows.row_tensor import Policy
+from mpigraph.sampling import minibatch
+from mpigraph.sampling.minibatch import Layer, RandomContext, SampledHops, SamplingPlan, Subgraph, Trees
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
 from mpigraph.sampling.strategies import HopKeys
@@ -55,8 +40,8 @@ _NO_WEIGHTS: dict[int, int] = {}
 _LAYERS_KEPT = 8  # of samplers' arguments
 
 
-class SampledGraph(TypeNames):
-    """The side of a :class:`DistGraph` that samples.
+class SampledGraph(Graph[Features]):
+    """The side of a :class:`DistGraph` that samples and looks up edges.
 
     All methods that sample raise errors on the caller alone. Where MPI allows several threads, they are one-sided and
     need no other trainer. Else they are collective when hosts are remote: the trainers' main threads ask in step.
@@ -64,14 +49,18 @@ class SampledGraph(TypeNames):
     Attributes:
         session: the job that the graph belongs to.
         loaded: this rank's part of the graph.
-        schema: node types and relations.
     """
 
-    def __init__(self, session: Session, loaded: LoadedGraph, features: Features) -> None:
+    def __init__(
+        self, session: Session, loaded: LoadedGraph, features: Mapping[tuple[Policy, str], DistTensor]
+    ) -> None:
+        hosts = loaded.topology.hosts
         self.session = session
         self.loaded = loaded
-        self.schema: Schema = loaded.topology.hosts.schema
-        self._features = features
+        self._changes = Changes()
+        nodes = features_by_type(True, hosts.schema.ntypes, hosts, features, self._changes)
+        edges = features_by_type(False, hosts.schema.relations, hosts, features, self._changes)
+        super().__init__(hosts.schema, Frames(nodes, nodes, edges), torch.device("cpu"))
         self._weights: dict[str, tuple[int, dict[int, int]]] = {}  # by name, with the changes of features until then
         self._layers: dict[SamplingArguments, tuple[object, object, Sequence[Layer]]] = {}  # with weights and times
 
@@ -80,20 +69,10 @@ class SampledGraph(TypeNames):
         """The sampling service of the calling thread."""
         return self.session.service
 
-    @property
-    def nodes(self) -> Spaces[str]:
-        """``g.nodes[ntype].data[name]``."""
-        return Spaces(self.schema, self._features, is_node=True)
-
-    @property
-    def edges(self) -> Spaces[Relation]:
-        """``g.edges[etype].data[name]``."""
-        return Spaces(self.schema, self._features, is_node=False)
-
     @collective("trainers", WHEN_REMOTE)
     def sample_neighbors(
         self,
-        seed_nodes: NodeIds,
+        nodes: NodeIds,
         fanout: Fanout,
         edge_dir: str = "in",
         prob: FeatureName | None = None,
@@ -108,7 +87,7 @@ class SampledGraph(TypeNames):
         """Sample in-neighbours of nodes.
 
         Args:
-            seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need. A node
+            nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need. A node
                 that is given several times draws anew each time.
             fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours, with
                 every edge type.
@@ -127,17 +106,17 @@ class SampledGraph(TypeNames):
 
         Returns:
             A graph with all nodes and relations of this one and the sampled edges, ordered by their destination's place
-            in ``seed_nodes``; ``edges[etype].data[EID]`` are their ids here.
+            in ``nodes``; ``edges[etype].data[EID]`` are their ids here.
 
         Raises:
             OutOfRangeError: a node or an excluded edge does not exist.
             FieldNameError: there is no edge feature ``prob``.
-            NodeTypeError: a node type does not exist, or there are several and ``seed_nodes`` are not by type.
+            NodeTypeError: a node type does not exist, or there are several and ``nodes`` are not by type.
             EdgeTypeError: a fanout, a weight or excluded edges of a type that does not exist, or a fanout is missing.
             InvalidArgumentError: fanout below -1, another ``edge_dir``, or ids that are not integers.
         """
         arguments = SamplingArguments([fanout], edge_dir, prob, replace, seed=seed)
-        frontier = self.sample_hop(seed_nodes, arguments, exclude_edges)
+        frontier = self.sample_hop(nodes, arguments, exclude_edges)
         return frontier if output_device is None else frontier.to(output_device)
 
     @collective("trainers", WHEN_REMOTE)
@@ -148,20 +127,18 @@ class SampledGraph(TypeNames):
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
         with self._drawing(arguments, seed_nodes, exclude_edges) as (service, plan, context):
-            keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
-            requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys, Repeated.of(plan.seeds))
+            keys = HopKeys.of(minibatch.minibatch_key(context, plan.seeds), 0, context.every, context.step)
+            requests = minibatch.hop_requests(plan, 0, self.loaded, plan.seeds, keys, minibatch.Repeated.of(plan.seeds))
             for number, neighbors in service.sample(requests).items():
                 relation = relations[number]
                 dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
                 edges[relation] = neighbors.src.astype(np.int64), dst
                 eids[relation] = neighbors.eids
-        columns = {r: (torch.from_numpy(src), torch.from_numpy(dst)) for r, (src, dst) in edges.items()}
-        hosts = self.loaded.topology.hosts
-        counts = {ntype: hosts.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
-        frontier = HeteroGraph(self.schema, columns, counts)
-        for relation, ids in eids.items():
-            frontier.edges[relation].data[EID] = torch.from_numpy(ids)
-        return frontier
+        sampled = {
+            r: (torch.from_numpy(src), torch.from_numpy(dst), torch.from_numpy(eids[r]))
+            for r, (src, dst) in edges.items()
+        }
+        return part_of(self, sampled, None, store_ids=True)
 
     @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
@@ -195,9 +172,11 @@ class SampledGraph(TypeNames):
         """
         arguments = SamplingArguments.of(fanouts, options)
         with self._drawing(arguments, seed_nodes, exclude_edges, seed_times) as (service, plan, context):
-            sampled = sample_hops(service, self.loaded, plan, context)
+            sampled = minibatch.sample_hops(service, self.loaded, plan, context)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
-        inputs, outputs = (unwrap_nodes(self.schema, ids, every_type=False) for ids in (input_nodes, sampled.seeds))
+        inputs, outputs = (
+            typed_ids.unwrap_nodes(self.schema, ids, every_type=False) for ids in (input_nodes, sampled.seeds)
+        )
         return inputs, outputs, hop_blocks(sampled)
 
     @collective("trainers", WHEN_REMOTE)
@@ -222,34 +201,46 @@ class SampledGraph(TypeNames):
         """
         arguments = SamplingArguments.of(fanouts, options)
         with self._drawing(arguments, seed_nodes, exclude_edges, seed_times) as (service, plan, context):
-            return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
+            return minibatch.sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
+
+    def _edge_ends(self, relation: Relation, eids: torch.Tensor | None) -> Pair:
+        ids = np.arange(self.num_edges(relation)) if eids is None else eids.contiguous().numpy()
+        src, dst = self.loaded.topology.find_edges(ids, self.schema.relation_id(relation))
+        return torch.from_numpy(src), torch.from_numpy(dst)
+
+    def _degrees(self, relation: Relation, side: int, nodes: torch.Tensor | None) -> torch.Tensor:
+        ids = np.arange(self.num_nodes(relation[2 * side])) if nodes is None else nodes.contiguous().numpy()
+        topology = self.loaded.topology
+        read = topology.in_degrees if side else topology.out_degrees
+        return torch.from_numpy(read(ids, self.schema.relation_id(relation)))
 
     @collective("trainers", WHEN_REMOTE)
-    def has_edges_between(
-        self, u: EdgeIds, v: EdgeIds, etype: EdgeType = None
-    ) -> torch.Tensor | dict[Relation, torch.Tensor]:
-        """Look up edges from ``u[i]`` to ``v[i]``, in one round for any number of edges and relations.
+    def _edges_into(self, relations: list[Relation], nodes: Mapping[str, torch.Tensor]) -> dict[Relation, Edges]:
+        every = SamplingArguments([{r: -1 if r in relations else 0 for r in self.canonical_etypes}])
+        frontier = self.sample_hop(nodes, every)
+        return {r: (*frontier.edges(etype=r), frontier.edges[r].data[EID]) for r in relations}
 
-        Args:
-            u: int[n], sources; or edge type -> int[n], to ask about several relations at once.
-            v: int[n], destinations; or a dict with the same edge types as ``u``, in any order and spelling.
-            etype: the edge type; None if there is one, or with dicts.
-
-        Returns:
-            bool[n], or relation -> bool[n]: true where there is at least one such edge.
-
-        Raises:
-            OutOfRangeError: a node does not exist.
-            EdgeTypeError: the edge type does not exist or is ambiguous, or ``v`` has not the edge types of ``u``.
-            InvalidArgumentError: ids that are not integers, ``u`` and ``v`` of different lengths, two edge types that
-                are the same relation, or ``etype`` together with dicts.
-        """
-        queries = self._edge_queries(u, v, etype)
+    @collective("trainers", WHEN_REMOTE)
+    def _have_edges(self, pairs: Mapping[Relation, Pair]) -> dict[Relation, torch.Tensor]:
+        queries = [
+            EdgeQuery(
+                self.loaded.number, self.schema.relation_id(r), dst.contiguous().numpy(), src.contiguous().numpy()
+            )
+            for r, (src, dst) in pairs.items()
+        ]
         with self.session.sampling() as service:
-            answers = [torch.from_numpy(exist) for exist in service.has_edges(queries)]
-        if not isinstance(u, Mapping):
-            return answers[0]
-        return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, answers, strict=True)}
+            answers = service.has_edges(queries)
+        return {relation: torch.from_numpy(exist) for relation, exist in zip(pairs, answers, strict=True)}
+
+    def _part(
+        self,
+        edges: Mapping[Relation, Edges],
+        nodes: Mapping[str, torch.Tensor] | None,
+        store_ids: bool,
+        device: torch.device | str | None,
+    ) -> HeteroGraph:
+        part = part_of(self, edges, nodes, store_ids)
+        return part if device is None else part.to(device)
 
     def edge_weights(self, prob: FeatureName) -> dict[int, int]:
         """Return the number of the tensor of edge weights ``prob``, by relation id.
@@ -259,11 +250,11 @@ class SampledGraph(TypeNames):
             InvalidArgumentError: it is not one number or mask for each edge.
         """
         changes, known = self._weights.get(prob, (-1, {})) if isinstance(prob, str) else (-1, {})
-        if changes == self._features.changes and self.session.store.tensors.keys() >= {*known.values()}:
+        if changes == self._changes.number and self.session.store.tensors.keys() >= {*known.values()}:
             return known
-        changes = self._features.changes
+        changes = self._changes.number
         weights = {}
-        for (relation, name), tensor in self.edges.named(prob).items():
+        for (relation, name), tensor in named(self.edges, prob).items():
             if len(tensor.shape) != 1 or tensor.rows.stored not in ("bool", "uint8", "float32", "float64"):
                 raise InvalidArgumentError(
                     f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
@@ -276,7 +267,7 @@ class SampledGraph(TypeNames):
 
     def times(self, name: str) -> Times:
         """Return the times that nodes, or edges, have under a name; raises as :meth:`.Times.find`."""
-        return Times.find(self.schema, self.nodes, self.edges, name)
+        return Times.find(self._frames, name)
 
     @collective("trainers")
     def prepare_times(self, name: str) -> None:
@@ -314,13 +305,13 @@ class SampledGraph(TypeNames):
         """
         with ExitStack() as kept:
             while True:
-                changes = self._features.changes
+                changes = self._changes.number
                 plan = self.plan(arguments, nodes, exclude_edges, seed_times)
                 try:
                     self.keep_tensors(plan, kept)
                     break
                 except ClosedError:
-                    if self._features.changes == changes:
+                    if self._changes.number == changes:
                         raise  # else others have their names by now
             context = self.session.next_context(arguments.seed)
             with self.session.sampling(arguments.num_threads) as service:
@@ -403,61 +394,11 @@ class SampledGraph(TypeNames):
         count = self.loaded.topology.hosts.num_nodes(ntype)
         check_ids(ids, count, f"node id of type {self.schema.ntypes[ntype]!r}")
 
-    def _edge_queries(self, u: EdgeIds, v: EdgeIds, etype: EdgeType) -> list[EdgeQuery]:
-        if etype is not None and (isinstance(u, Mapping) or isinstance(v, Mapping)):
-            raise InvalidArgumentError(f"give etype or dicts by edge type, not both (got etype={etype!r})")
-        src, dst = self._ends(u, etype, "source ids"), self._ends(v, etype, "destination ids")
-        if src.keys() != dst.keys():
-            raise EdgeTypeError(f"sources are of edge types {list(src)}, destinations of {list(dst)}")
-        queries = []
-        for name, sources in src.items():
-            relation = self.schema.relation_id(name)
-            ends = (sources.numpy(), dst[name].numpy())
-            if len(ends[0]) != len(ends[1]):
-                raise InvalidArgumentError(
-                    f"an edge has two ends (got {len(ends[0])} sources and {len(ends[1])} destinations of {name})"
-                )
-            for ids, ntype in zip(ends, self.schema.ends(relation), strict=True):
-                self.check_nodes(ids, ntype)
-            queries.append(EdgeQuery(self.loaded.number, relation, ends[1], ends[0]))
-        return queries
 
-    def _ends(self, ids: EdgeIds, etype: EdgeType, what: str) -> dict[Relation, torch.Tensor]:
-        """Return one end of each edge by relation; ``etype`` is that of ids without types."""
-        if not isinstance(ids, Mapping):
-            ids = {self.schema.to_canonical(etype): ids}
-        return by_relation(self.schema, ids, what)
-
-
-@collective("trainers", WHEN_REMOTE)
-def sample_neighbors(
-    g: SampledGraph,
-    nodes: NodeIds,
-    fanout: Fanout,
-    edge_dir: str = "in",
-    prob: FeatureName | None = None,
-    exclude_edges: EdgeIds | None = None,
-    replace: bool = False,
-    etype_sorted: bool = True,
-    output_device: torch.device | str | None = None,
-    *,
-    use_graphbolt: bool = False,
-    seed: int | None = None,
-) -> HeteroGraph:
-    """The same as :meth:`SampledGraph.sample_neighbors` of ``g``, a :class:`DistGraph`."""
-    return g.sample_neighbors(
-        nodes, fanout, edge_dir, prob, exclude_edges, replace, etype_sorted, output_device, seed=seed
-    )
-
-
-sample_etype_neighbors = sample_neighbors
+sample_neighbors = SampledGraph.sample_neighbors
+sample_etype_neighbors = SampledGraph.sample_neighbors
 """DGL's name for sampling with a fanout for each relation, which is what :func:`sample_neighbors` does."""
-
-
-@collective("trainers", WHEN_REMOTE)
-def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
-    """Return all in-edges of nodes, as :func:`sample_neighbors` returns them."""
-    return g.sample_neighbors(nodes, -1)
+in_subgraph = SampledGraph.in_subgraph
 
 
 def hop_blocks(sampled: SampledHops) -> BlockList:

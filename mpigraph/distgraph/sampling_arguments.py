@@ -11,20 +11,12 @@ from typing import Any, TypeAlias
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.features import Spaces
+from mpigraph.distgraph import typed_ids
+from mpigraph.distgraph.features import Features
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import (
-    Fanout,
-    FeatureName,
-    NodeIds,
-    by_ntype,
-    canonical,
-    check_fanout,
-    check_layers,
-    id_array,
-)
+from mpigraph.distgraph.typed_ids import Fanout, FeatureName, NodeIds
 from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, check_integer
-from mpigraph.graphs.fields import IdsLike
+from mpigraph.graphs.fields import Frames, IdsLike
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.minibatch import Layer
@@ -64,15 +56,17 @@ class Times:
     of_edges: dict[int, DistTensor]  # by relation id; empty if nodes have times
 
     @classmethod
-    def find(cls, schema: Schema, nodes: Spaces[str], edges: Spaces[Relation], name: str) -> "Times":
+    def find(cls, frames: Frames[Features], name: str) -> "Times":
         """Return the feature ``name`` of nodes, or of edges.
 
         Raises:
             FieldNameError: neither have it.
             InvalidArgumentError: both have it, or it is not one int64 for each.
         """
-        of_nodes = {t: nodes[kind].data[name] for t, kind in enumerate(schema.ntypes) if name in nodes[kind].data}
-        of_edges = {r: edges[kind].data[name] for r, kind in enumerate(schema.relations) if name in edges[kind].data}
+        of_nodes, of_edges = (
+            {number: features[name] for number, features in enumerate(by_type.values()) if name in features}
+            for by_type in (frames.src, frames.edge)
+        )
         if not of_nodes and not of_edges:
             raise FieldNameError(f"time_attr: no node type and no edge type has a feature {name!r}")
         if of_nodes and of_edges:
@@ -114,7 +108,7 @@ class Times:
 
 def check_times(times: IdsLike, count: int, what: str) -> I64:
     """Return int64[count] times. Raises InvalidArgumentError if they are not as many integers."""
-    array = id_array(times, what)
+    array = typed_ids.id_array(times, what)
     if len(array) != count:
         raise InvalidArgumentError(f"{what} must have one time for each of {count} (got {len(array)})")
     return array
@@ -131,7 +125,7 @@ def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], input_time: NodeIds
     if isinstance(input_time, Mapping):
         named = {schema.ntype_id(ntype): of_type for ntype, of_type in input_time.items()}
     else:
-        by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else input_time, what)
+        typed_ids.by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else input_time, what)
         named = {0: input_time}
     none = torch.empty(0, dtype=torch.int64)
     return {t: check_times(named.get(t, none), len(seeds.get(t, none)), what) for t in {**seeds, **named}}
@@ -160,7 +154,7 @@ class SamplingArguments:
     time_filter: TimeFilter | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fanouts", tuple(check_layers(self.fanouts)))
+        object.__setattr__(self, "fanouts", tuple(typed_ids.check_layers(self.fanouts)))
 
     @staticmethod
     def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: dict[str, Any]) -> "SamplingArguments":
@@ -171,7 +165,7 @@ class SamplingArguments:
         """Raise InvalidArgumentError for a number that no graph takes: of fanouts, threads or the seed."""
         for layer in self.fanouts:
             for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
-                check_fanout(fanout)
+                typed_ids.check_fanout(fanout)
         if self.num_threads is not None:
             check_integer("num_threads", self.num_threads, 1, 2**31 - 1)
         if self.seed is not None:
@@ -224,9 +218,9 @@ Layers: TypeAlias = Sequence[Fanout] | SamplingArguments
 
 def _by_relation(schema: Schema, layer: Fanout) -> dict[int, int]:
     if not isinstance(layer, Mapping):
-        return dict.fromkeys(range(len(schema.relations)), check_fanout(layer))
-    by_relation: dict[Relation, int] = canonical(schema, layer, "fanouts")
-    fanouts = {schema.relation_id(relation): check_fanout(number) for relation, number in by_relation.items()}
+        return dict.fromkeys(range(len(schema.relations)), typed_ids.check_fanout(layer))
+    by_relation: dict[Relation, int] = typed_ids.canonical(schema, layer, "fanouts")
+    fanouts = {schema.relation_id(relation): typed_ids.check_fanout(number) for relation, number in by_relation.items()}
     missing = [relation for relation in schema.relations if relation not in by_relation]
     if missing:
         raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")

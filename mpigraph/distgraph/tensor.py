@@ -97,27 +97,28 @@ class DistTensor:
 
         All of these are raised on every trainer, even if only one has the reason.
         """
-        fill = None if init_func is None else by_range(init_func, dtype)
         request = TensorRequest(shape, dtype, name, part_policy, init_func, persistent, attach)
-        self.handle = create(request, "anonymous", fill)
+        self.handle = create(request, lambda: init_func and by_range(init_func, dtype), "anonymous")
 
     @classmethod
     @collective("trainers")
     def filled(
         cls,
-        shape: tuple[int, ...],
+        shape: Sequence[int],
         dtype: torch.dtype,
         name: str | None,
         label: str,
         part_policy: PartitionPolicy | None,
-        fill: Fill | None = None,
+        make_fill: Callable[[], Fill | None] = lambda: None,
+        kind: str = "tensor",
     ) -> "DistTensor":
-        """Create a tensor whose rows ``fill`` makes (zeros if None), or attach to the one of this name.
+        """Create a tensor of zeros, or of what ``make_fill`` returns, or attach to the one of this name.
 
-        ``label`` is its name in messages; the other arguments are those of :class:`DistTensor`.
+        ``label`` is its name in messages, which call it a ``kind``; the other arguments are those of
+        :class:`DistTensor`.
         """
         tensor = cls.__new__(cls)
-        tensor.handle = create(TensorRequest(shape, dtype, name, part_policy), label, fill)
+        tensor.handle = create(TensorRequest(shape, dtype, name, part_policy), make_fill, label, kind)
         return tensor
 
     @classmethod
@@ -394,7 +395,7 @@ class DistTensor:
             )
         world = self.handle.session.world
         part = local_part(world, self._config.num_parts)
-        first, last = self.part_policy._offsets[part : part + 2].tolist()
+        first, last = rows.policy.offsets(self._config.book)[part : part + 2].tolist()
         return to_torch(rows.lend(*_rows_in_memory(world, rows, part, first, last)), rows.stored)
 
     def count_nonzero(self) -> int:

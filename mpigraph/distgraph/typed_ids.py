@@ -5,26 +5,25 @@ Arguments about relations may be one value for all or a dict by edge type.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, MaskLengthError, NodeTypeError, check_integer
+from mpigraph.errors import InvalidArgumentError, MaskLengthError, check_integer
 from mpigraph.graphs import fields
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.fields import IdsLike
+from mpigraph.graphs.fields import (
+    ByEdgeType as ByEdgeType,
+    EdgeIds as EdgeIds,
+    IdsLike,
+    NodeIds as NodeIds,
+    canonical as canonical,
+)
 from mpigraph.metadata.schema import Relation, Schema
 
-V = TypeVar("V")
 _MOST_NEIGHBOURS = 2**31 - 1
-ByEdgeType: TypeAlias = Mapping[str, V] | Mapping[Relation, V] | Mapping[str | Relation, V]
-"""Edge type -> value, each relation by its triple, its name or "src:rel:dst"."""
-NodeIds: TypeAlias = IdsLike | Mapping[str, IdsLike]
-"""int[n] where the graph has one node type, or node type -> int[n]."""
-EdgeIds: TypeAlias = IdsLike | ByEdgeType[IdsLike]
-"""int[n] where the graph has one relation, or edge type -> int[n]."""
 NodeTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """Node ids as they are returned: int64[n] where the graph has one node type, else node type -> int64[n]."""
 EdgeTensors: TypeAlias = torch.Tensor | dict[Relation, torch.Tensor]
@@ -75,11 +74,8 @@ def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int
         NodeTypeError: a type does not exist, or the ids are not by type and the graph has several.
         InvalidArgumentError: the ids are not integers in one dimension.
     """
-    if isinstance(nodes, Mapping):
-        return {schema.ntype_id(ntype): id_array(ids, what) for ntype, ids in nodes.items()}
-    if len(schema.ntypes) > 1:
-        raise NodeTypeError(f"{what} must be a dict by node type: the graph has {list(schema.ntypes)}")
-    return {0: id_array(nodes, what)}
+    by_type: Mapping[str, IdsLike] = fields.by_ntype(schema, nodes, what)
+    return {schema.ntype_id(ntype): id_array(ids, what) for ntype, ids in by_type.items()}
 
 
 def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64], *, every_type: bool = True) -> NodeTensors:
@@ -89,24 +85,6 @@ def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64], *, every_type: bool =
         return torch.from_numpy(nodes.get(0, none))
     types = range(len(schema.ntypes)) if every_type else nodes
     return {schema.ntypes[t]: torch.from_numpy(nodes.get(t, none)) for t in types}
-
-
-def canonical(schema: Schema, values: V | ByEdgeType[V], what: str) -> dict[Relation, V]:
-    """Key values by canonical relation, in the same order; one value counts for the only relation.
-
-    Raises:
-        EdgeTypeError: an edge type is unknown or ambiguous, or nothing is keyed and the graph has several.
-        InvalidArgumentError: two edge types are the same relation.
-    """
-    if not isinstance(values, Mapping):
-        return {schema.to_canonical(None): values}
-    by_triple: dict[Relation, V] = {}
-    for etype, value in values.items():
-        relation = schema.to_canonical(etype)
-        if relation in by_triple:
-            raise InvalidArgumentError(f"{what}: relation {relation} is given twice (edge types {list(values)})")
-        by_triple[relation] = value
-    return by_triple
 
 
 def by_relation(schema: Schema, ids: EdgeIds, what: str) -> dict[Relation, torch.Tensor]:

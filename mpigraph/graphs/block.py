@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64
-from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
+from mpigraph.errors import GraphDataError, InvalidArgumentError, OutOfRangeError
+from mpigraph.graphs import fields
 from mpigraph.graphs.aggregate import InEdges
-from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, as_ids, as_tensor, by_first_appearance
+from mpigraph.graphs.face import NodesView, count, node_type, renumbered
+from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, NodeIds
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.in_memory import NodesView, Space, count, frame_of
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
 
@@ -48,7 +49,7 @@ class Block(MessagePassing):
     Set where blocks are whole neighbourhoods: the divisors of layers must not depend on the partitioning."""
 
     def __init__(
-        self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames, device: torch.device
+        self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames[Frame], device: torch.device
     ) -> None:
         super().__init__(schema, frames, device)
         self._structures = dict(structures)
@@ -75,7 +76,7 @@ class Block(MessagePassing):
         Raises:
             GraphDataError: the arrays contradict each other.
         """
-        ids = {t: as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
+        ids = {t: fields.as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
         frames = _empty_frames(schema, ids, {t: num_dst.get(t, 0) for t in schema.ntypes})
         structures: dict[Relation, InEdges] = {}
         empty: dict[tuple[str, str], InEdges] = {}  # thousands of relations may have no edges
@@ -99,7 +100,7 @@ class Block(MessagePassing):
                     f"but there are {rows} destinations and {len(indices)} edges"
                 )
             # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
-            structures[relation] = InEdges(as_tensor(begins), as_tensor(indices), len(ids[src_type]))
+            structures[relation] = InEdges(fields.as_tensor(begins), fields.as_tensor(indices), len(ids[src_type]))
             frames.edge[relation] = Frame(len(indices), _edges_of(relation))
             if eids is not None:
                 frames.edge[relation][EID] = eids
@@ -121,14 +122,19 @@ class Block(MessagePassing):
         """Return the number of nodes of a type ("SRC/x", "DST/x"; "x" is the source side), or of both sides."""
         if ntype is None:
             return count(self._frames.src, None) + count(self._frames.dst, None)
-        return _side_frame(self._frames, ntype).num_rows
+        return self.nodes[ntype].data.num_rows
 
     number_of_nodes = num_nodes
 
     @property
-    def nodes(self) -> "BlockNodesView":
+    def nodes(self) -> NodesView[Frame]:
         """View of the nodes: ``nodes["SRC/x"]``, ``nodes["DST/x"]``; "x" is the source side, if it has the type."""
-        return BlockNodesView(self, self._frames)
+        src, dst = self._frames.src, self._frames.dst
+        prefixed = {
+            f"{side}/{t}": frame for side, by_type in (("SRC", src), ("DST", dst)) for t, frame in by_type.items()
+        }
+        both = prefixed | dst | src
+        return NodesView(self, both, lambda ntype: node_type(src if ntype is None else both, ntype))
 
     def __getitem__(self, etype: EdgeType) -> "Block":
         """Return the block of one relation, which shares the features."""
@@ -145,7 +151,9 @@ class Block(MessagePassing):
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> "Block":
         """Return the block with ``change(tensor)``, on ``device``, in place of every tensor."""
         structures = {relation: in_edges.changed(change) for relation, in_edges in self._structures.items()}
-        block = self._told(Block(self._schema, structures, self._frames.changed(change), device))
+        block = self._told(
+            Block(self._schema, structures, self._frames.each(lambda frame: frame.changed(change)), device)
+        )
         block.lacks_relations = self.lacks_relations
         return block
 
@@ -171,25 +179,7 @@ class Block(MessagePassing):
         return self._structures[relation]
 
 
-class BlockNodesView(NodesView):
-    """``block.nodes[t].data`` with the prefixes ``SRC/`` and ``DST/``."""
-
-    def __init__(self, block: Block, frames: Frames) -> None:
-        super().__init__(block, frames.src)
-        self._sides = frames
-
-    def __getitem__(self, ntype: str) -> Space:
-        return Space(_side_frame(self._sides, ntype))
-
-    def __call__(self, ntype: str | None = None) -> torch.Tensor:
-        """Return the node positions of a type, int64[n]."""
-        frame = frame_of(self._sides.src, None) if ntype is None else _side_frame(self._sides, ntype)
-        return torch.arange(frame.num_rows, device=self._graph.device)
-
-
-def to_block(
-    g: HeteroGraph, dst_nodes: IdsLike | Mapping[str, IdsLike] | None = None, include_dst_in_src: bool = True
-) -> Block:
+def to_block(g: HeteroGraph, dst_nodes: NodeIds | None = None, include_dst_in_src: bool = True) -> Block:
     """Make a block of a frontier: its destinations, and the sources of their edges in order of first appearance.
 
     Edges keep their order; ``edata[EID]`` is their position in the frontier. Features are copied row by row.
@@ -202,10 +192,12 @@ def to_block(
 
     Raises:
         InvalidArgumentError: a node with an in-edge is missing from ``dst_nodes``, or a node is there twice.
+        NodeTypeError: a node type does not exist, or there are several and ``dst_nodes`` are not by type.
     """
     columns = {relation: g.all_edges(etype=relation) for relation in g.canonical_etypes}
     dst_ids = _destinations(g, dst_nodes, {r: dst for r, (_, dst) in columns.items()})
-    src_ids, src_local = _sources(columns, dst_ids if include_dst_in_src else {}, g.ntypes)
+    sources = {(relation, 0): src for relation, (src, _) in columns.items()}
+    src_ids, places = renumbered(g.ntypes, sources, dst_ids if include_dst_in_src else {}, g.device)
     counts = {t: ids.shape[0] for t, ids in dst_ids.items()}
     frames = _empty_frames(g.schema, src_ids, counts)
     for ntype in g.ntypes:
@@ -216,7 +208,7 @@ def to_block(
     for relation, (_, dst) in columns.items():
         local = _positions(dst_ids[relation[2]], dst, relation)
         sizes = src_ids[relation[0]].shape[0], counts[relation[2]]
-        structures[relation] = InEdges.from_coo(src_local[relation], local, *sizes)
+        structures[relation] = InEdges.from_coo(places[relation, 0], local, *sizes)
         frames.edge[relation] = Frame(dst.shape[0], _edges_of(relation))
         frames.edge[relation].update(g.edges[relation].data)
         frames.edge[relation][EID] = torch.arange(dst.shape[0], device=g.device)
@@ -248,9 +240,9 @@ def _edges_of(relation: Relation) -> str:
     return f"edges of relation {relation}"
 
 
-def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: Mapping[str, int]) -> Frames:
+def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: Mapping[str, int]) -> Frames[Frame]:
     """Make frames of the two sides that hold the ids; the caller adds those of the edges."""
-    frames = Frames({}, {}, {})
+    frames: Frames[Frame] = Frames({}, {}, {})
     for ntype in schema.ntypes:
         ids = src_ids[ntype]
         num = num_dst[ntype]
@@ -262,56 +254,21 @@ def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: 
     return frames
 
 
-def _side_frame(frames: Frames, ntype: str) -> Frame:
-    """Find the frame of "x" (the source side first), "SRC/x" or "DST/x"."""
-    for prefix, frames_of_side in (("", frames.src), ("", frames.dst), ("SRC/", frames.src), ("DST/", frames.dst)):
-        name = ntype.removeprefix(prefix)
-        if ntype.startswith(prefix) and name in frames_of_side:
-            return frames_of_side[name]
-    raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(frames.src)}, {list(frames.dst)})")
-
-
 def _destinations(
-    g: HeteroGraph, dst_nodes: IdsLike | Mapping[str, IdsLike] | None, columns: Mapping[Relation, torch.Tensor]
+    g: HeteroGraph, dst_nodes: NodeIds | None, columns: Mapping[Relation, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the destinations of each type, int64, without repeats."""
     if dst_nodes is None:
-        by_type = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
+        ends = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
         none = torch.zeros(0, dtype=torch.int64, device=g.device)
-        return {t: torch.unique(torch.cat([none, *tensors])) for t, tensors in by_type.items()}
-    if not isinstance(dst_nodes, Mapping):
-        if len(g.ntypes) > 1:
-            raise InvalidArgumentError(f"dst_nodes must be a dict, since there are node types {g.ntypes}")
-        dst_nodes = {g.ntypes[0]: dst_nodes}
-    for ntype in dst_nodes:
-        g.get_ntype_id(ntype)
-    by_ntype = {t: as_ids(dst_nodes.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
-    for ntype, ids in by_ntype.items():
+        return {t: torch.unique(torch.cat([none, *tensors])) for t, tensors in ends.items()}
+    chosen: Mapping[str, IdsLike] = fields.by_ntype(g.schema, dst_nodes, "dst_nodes")
+    by_type = {t: fields.as_ids(chosen.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
+    for ntype, ids in by_type.items():
         values, repeats = torch.unique(ids, return_counts=True)
         if values.shape[0] < ids.shape[0]:
             raise InvalidArgumentError(f"dst_nodes of type {ntype!r} holds {int(values[repeats > 1][0])} twice")
-    return by_ntype
-
-
-def _sources(
-    columns: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], first: Mapping[str, torch.Tensor], ntypes: list[str]
-) -> tuple[dict[str, torch.Tensor], dict[Relation, torch.Tensor]]:
-    """Number the sources of each type by first appearance, behind ``first`` (node type -> int64[n]).
-
-    ``columns`` has (src, dst) of each edge, int64[num_edges] each. Return node type -> int64[num_src] ids, and relation
-    -> int64[num_edges] positions in them.
-    """
-    ids: dict[str, torch.Tensor] = {}
-    local: dict[Relation, torch.Tensor] = {}
-    for ntype in ntypes:
-        relations = [relation for relation in columns if relation[0] == ntype]
-        src = [columns[relation][0] for relation in relations]
-        head = first.get(ntype, torch.zeros(0, dtype=torch.int64))
-        device = src[0].device if src else head.device
-        ids[ntype], numbers = by_first_appearance(torch.cat([head.to(device), *src]))
-        positions = torch.split(numbers[head.shape[0] :], [column.shape[0] for column in src])
-        local.update(zip(relations, positions, strict=True))
-    return ids, local
+    return by_type
 
 
 def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:
@@ -319,7 +276,7 @@ def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torc
         return dst
     ordered, order = torch.sort(ids)
     # an id above all others is searched to the end, where there is nothing to compare it with: hence the clamp
-    place = torch.searchsorted(ordered, dst).clamp(max=max(ids.shape[0] - 1, 0))
+    place = torch.searchsorted(ordered, dst.contiguous()).clamp(max=max(ids.shape[0] - 1, 0))
     missing = ordered[place] != dst if ids.numel() else torch.ones_like(dst, dtype=torch.bool)
     if bool(missing.any()):
         node = int(dst[missing][0])

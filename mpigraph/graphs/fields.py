@@ -1,20 +1,21 @@
-"""Names of fields, ids and values as tensors, and named features of nodes and edges.
+"""Names of fields, ids and values as tensors and by type, and named features of nodes and edges.
 
-One :class:`Frame` has the features of a type, and the views that users see are made of frames. A graph keeps its frames
-in one :class:`Frames`, so that a local scope is a shallow copy of that object. No graph class lives here.
+:class:`Fields` are the features of a type: a :class:`Frame` in memory, the features of a ``DistGraph`` on the hosts. A
+graph keeps those of all types in one :class:`Frames`. No graph class lives here.
 """
 
 import operator
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
-from mpigraph.metadata.schema import Relation
+from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.metadata.schema import Relation, Schema
 
 TensorLike: TypeAlias = torch.Tensor | npt.ArrayLike
 """Numbers in any form that torch or numpy takes: a tensor, an array, (nested) lists."""
@@ -22,6 +23,13 @@ IdsLike: TypeAlias = TensorLike
 """Ids in one dimension: int[n], in any form; see :func:`as_ids`."""
 EdgeType: TypeAlias = str | Relation | None
 """A relation as users name it: the triple, its name, "src:rel:dst"; None means the only one."""
+V = TypeVar("V")
+ByEdgeType: TypeAlias = Mapping[str, V] | Mapping[Relation, V] | Mapping[str | Relation, V]
+"""Edge type -> value, each relation by its triple, its name or "src:rel:dst"."""
+NodeIds: TypeAlias = IdsLike | Mapping[str, IdsLike]
+"""int[n] where the graph has one node type, or node type -> int[n]."""
+EdgeIds: TypeAlias = IdsLike | ByEdgeType[IdsLike]
+"""int[n] where the graph has one relation, or edge type -> int[n]."""
 
 NID: Final = "_ID"
 """Name of the node field that holds the original (global) ids."""
@@ -38,8 +46,8 @@ SEED_TIME: Final = "seed_time"
 ALL: Final = "__ALL__"
 """Stands for all nodes or all edges where ids are expected."""
 K = TypeVar("K", str, Relation)
-_Columns = Mapping[str, torch.Tensor]
-_EMPTY: _Columns = {}
+F = TypeVar("F", bound="Fields[Any]")
+_EMPTY: Mapping[str, Any] = {}
 
 
 def as_tensor(values: TensorLike, what: str = "") -> torch.Tensor:
@@ -95,7 +103,7 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
     return flat
 
 
-def is_number(ids: IdsLike) -> bool:
+def is_number(ids: object) -> bool:
     """Return whether ``ids`` is a plain number: DGL then answers with a number, too."""
     if isinstance(ids, torch.Tensor | np.ndarray):
         return False
@@ -118,8 +126,41 @@ def by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values[order], number[inverse]
 
 
-class Frame(MutableMapping[str, torch.Tensor]):
-    """Features of one node type or one relation: name -> tensor with one row for each node or edge.
+def by_ntype(schema: Schema, values: V | Mapping[str, V], what: str) -> Mapping[str, V]:
+    """Return values by node type, those that are not by type as those of the only one; ``what`` names them in errors.
+
+    Raises:
+        NodeTypeError: a type does not exist, or the values are not by type and the graph has several.
+    """
+    if not isinstance(values, Mapping):
+        if len(schema.ntypes) > 1:
+            raise NodeTypeError(f"{what} must be a dict by node type: the graph has {list(schema.ntypes)}")
+        return {schema.ntypes[0]: values}
+    for ntype in values:
+        schema.ntype_id(ntype)
+    return values
+
+
+def canonical(schema: Schema, values: V | ByEdgeType[V], what: str) -> dict[Relation, V]:
+    """Key values by canonical relation, in the same order; one value counts for the only relation.
+
+    Raises:
+        EdgeTypeError: an edge type is unknown or ambiguous, or nothing is keyed and the graph has several.
+        InvalidArgumentError: two edge types are the same relation.
+    """
+    if not isinstance(values, Mapping):
+        return {schema.to_canonical(None): values}
+    by_triple: dict[Relation, V] = {}
+    for etype, value in values.items():
+        relation = schema.to_canonical(etype)
+        if relation in by_triple:
+            raise InvalidArgumentError(f"{what}: relation {relation} is given twice (edge types {list(values)})")
+        by_triple[relation] = value
+    return by_triple
+
+
+class Fields(MutableMapping[str, V]):
+    """Features of one node type or one relation: name -> values with one row for each node or edge.
 
     Errors call the rows ``owner`` ("nodes of type 'paper'"); the one about a missing feature ends with ``hint``, which
     contains ``{name}``. ``columns`` are the first features, already checked.
@@ -127,40 +168,49 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     hint = ""
 
-    def __init__(self, num_rows: int, owner: str, columns: _Columns = _EMPTY) -> None:
+    def __init__(self, num_rows: int, owner: str, columns: Mapping[str, V] = _EMPTY) -> None:
         self.num_rows = num_rows
         self.owner = owner
         self._columns = dict(columns)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    @abstractmethod
+    def _checked(self, name: str, values: Any) -> V:
+        """Return what a feature is set to."""
+
+    def __getitem__(self, name: str) -> V:
         try:
             return self._columns[name]
         except KeyError:
-            raise FieldNameError(self._missing(name)) from None
+            have = f"no feature {name!r} on {self.owner} (have {list(self)})"
+            raise FieldNameError(have + self.hint.format(name=name)) from None
 
-    def __setitem__(self, name: str, values: TensorLike) -> None:
-        tensor = as_tensor(values, f"feature {name!r} on {self.owner}")
-        if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
-            got = f"shape {tuple(tensor.shape)}"
-            raise GraphDataError(f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got {got})")
-        self._columns[name] = tensor
+    def __setitem__(self, name: str, values: Any) -> None:
+        self._columns[name] = self._checked(name, values)
 
     def __delitem__(self, name: str) -> None:
-        if name not in self._columns:
-            raise FieldNameError(self._missing(name))
+        self[name]
         del self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter([*self._columns])
 
     def __len__(self) -> int:
         return len(self._columns)
 
     def __repr__(self) -> str:
-        return repr({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self._columns.items()})
+        columns: Mapping[str, Any] = self._columns
+        return repr({name: (tuple(column.shape), column.dtype) for name, column in columns.items()})
 
-    def _missing(self, name: str) -> str:
-        return f"no feature {name!r} on {self.owner} (have {list(self)}){self.hint.format(name=name)}"
+
+class Frame(Fields[torch.Tensor]):
+    """Features in memory: name -> tensor."""
+
+    def _checked(self, name: str, values: TensorLike) -> torch.Tensor:
+        tensor = as_tensor(values, f"feature {name!r} on {self.owner}")
+        if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
+            got = f"shape {tuple(tensor.shape)}"
+            raise GraphDataError(f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got {got})")
+        return tensor
 
     def copy(self) -> "Frame":
         """Return a frame with the same tensors; fields set on one do not show on the other."""
@@ -176,50 +226,42 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
 
 @dataclass(frozen=True)
-class Frames:
-    """All frames of one graph. In a graph that is not a block, ``src`` and ``dst`` are one object."""
+class Frames(Generic[F]):
+    """The features of all types of one graph. In a graph that is not a block, ``src`` and ``dst`` are one object."""
 
-    src: dict[str, Frame]  # by source node type
-    dst: dict[str, Frame]  # by destination node type
-    edge: dict[Relation, Frame]  # by canonical relation
+    src: dict[str, F]  # by source node type
+    dst: dict[str, F]  # by destination node type
+    edge: dict[Relation, F]  # by canonical relation
 
-    def copy(self) -> "Frames":
-        """Return frames with the same tensors, for a local scope."""
-        return self._each(Frame.copy)
-
-    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frames":
-        """Return frames with ``change(tensor)`` in place of every tensor."""
-        return self._each(lambda frame: frame.changed(change))
-
-    def _each(self, change: Callable[[Frame], Frame]) -> "Frames":
-        """Return the changed frames; two sides that are one object stay one."""
+    def each(self, change: Callable[[F], F]) -> "Frames[F]":
+        """Return the changed frames, such as copies for a local scope; two sides that are one object stay one."""
         src = {t: change(frame) for t, frame in self.src.items()}
         dst = src if self.dst is self.src else {t: change(frame) for t, frame in self.dst.items()}
         return Frames(src, dst, {r: change(frame) for r, frame in self.edge.items()})
 
 
-class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
-    """Features over several types: name -> {type: tensor}; types without the feature are left out."""
+class TypedFields(MutableMapping[str, dict[K, Any]]):
+    """Features over several types: name -> {type: values}; types without the feature are left out."""
 
-    def __init__(self, frames: dict[K, Frame]) -> None:
-        self._frames: dict[K, Frame] = frames
+    def __init__(self, frames: Mapping[K, Fields[Any]]) -> None:
+        self._frames: Mapping[K, Fields[Any]] = frames
 
-    def __getitem__(self, name: str) -> dict[K, torch.Tensor]:
+    def __getitem__(self, name: str) -> dict[K, Any]:
         by_type = {key: frame[name] for key, frame in self._frames.items() if name in frame}
         if not by_type:
-            hint = next(iter(self._frames.values())).hint.format(name=name)
+            hint = "".join([frame.hint for frame in self._frames.values()][:1]).format(name=name)
             raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)}){hint}")
         return by_type
 
-    def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:
+    def __setitem__(self, name: str, values: Mapping[K, Any]) -> None:
         if not isinstance(values, dict):
             got = type(values).__name__
-            raise InvalidArgumentError(f"feature {name!r} over several types must be a dict of tensors (got {got})")
+            raise InvalidArgumentError(f"feature {name!r} over several types must be a dict by type (got {got})")
         for key in values:
             if key not in self._frames:
                 raise InvalidArgumentError(f"feature {name!r}: unknown type {key!r} (have {list(self._frames)})")
-        for key, tensor in values.items():
-            self._frames[key][name] = tensor
+        for key, of_type in values.items():
+            self._frames[key][name] = of_type
 
     def __delitem__(self, name: str) -> None:
         for key in self[name]:
@@ -235,8 +277,8 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
         return repr({name: list(self[name]) for name in self})
 
 
-def fields_of(frames: dict[K, Frame]) -> MutableMapping[str, Any]:
-    """Return the mapping behind ``ndata`` or ``edata``: with one type its frame, else name -> {type: tensor}."""
+def fields_of(frames: Mapping[K, Fields[Any]]) -> MutableMapping[str, Any]:
+    """Return the mapping behind ``ndata`` or ``edata``: with one type its fields, else name -> {type: values}."""
     if len(frames) == 1:
         return next(iter(frames.values()))
     return TypedFields(frames)

@@ -4,38 +4,24 @@ Relations are typed; a homogeneous graph is the one-relation case of the same co
 were given (edge id = position in the list).
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError
+from mpigraph.graphs import fields
 from mpigraph.graphs.aggregate import InEdges
-from mpigraph.graphs.fields import (
-    EID,
-    NID,
-    EdgeType,
-    Frame,
-    Frames,
-    IdsLike,
-    TensorLike,
-    as_ids,
-    as_tensor,
-    by_first_appearance,
-    fields_of,
-    is_number,
-)
-from mpigraph.graphs.in_memory import NodesView, check_range, count
+from mpigraph.graphs.face import Edges, Graph, check_range
+from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, NodeIds, TensorLike
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 EdgeList = tuple[IdsLike, IdsLike] | tuple[str, Sequence[IdsLike]] | TensorLike
 """The edges of a relation, as :func:`graph` takes them."""
-_Ids = IdsLike | Mapping[str, IdsLike]
-_EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
 _REDUCERS = ("sum", "mean", "max", "min")
 T = TypeVar("T")
 
@@ -79,22 +65,6 @@ class HeteroGraph(MessagePassing):
         edges = {r: frame.num_rows for r, frame in self._frames.edge.items()}
         return f"Graph(num_nodes={nodes}, num_edges={edges})"
 
-    def num_nodes(self, ntype: str | None = None) -> int:
-        """Return the number of nodes of a type, or of all types."""
-        return count(self._node_frames, ntype)
-
-    number_of_nodes = num_nodes
-
-    @property
-    def ndata(self) -> MutableMapping[str, Any]:
-        """Features of the nodes: name -> tensor, or name -> {type: tensor} with several types."""
-        return fields_of(self._node_frames)
-
-    @property
-    def nodes(self) -> NodesView:
-        """View of the nodes: ``nodes[t].data``, and ``nodes(t)`` for the ids."""
-        return NodesView(self, self._node_frames)
-
     def __getitem__(self, etype: EdgeType) -> "HeteroGraph":
         """Return the graph of one relation, which shares the features. If it joins two types, it has a source and a
         destination side, as a block has.
@@ -117,15 +87,9 @@ class HeteroGraph(MessagePassing):
         counts = {t: frame.num_rows for t, frame in self._node_frames.items()}
         moved = HeteroGraph(self._schema, edges, counts)
         moved._device = device  # a graph without relations has no tensor that would tell
-        moved._frames = self._frames.changed(change)
+        moved._frames = self._frames.each(lambda frame: frame.changed(change))
         moved._structures = {r: self._structures[r].changed(change) for r in edges if r in self._structures}
         return moved
-
-    @property
-    def _node_frames(self) -> dict[str, Frame]:
-        """Frames by node type; the two sides differ only in a relation between two types, see ``__getitem__``."""
-        frames = self._frames
-        return frames.src if frames.dst is frames.src else frames.src | frames.dst
 
     def _made(
         self, schema: Schema, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], num_nodes: Mapping[str, int]
@@ -151,18 +115,11 @@ class HeteroGraph(MessagePassing):
         value: T = self._cache[key]
         return value
 
-    def has_nodes(self, vid: IdsLike, ntype: str | None = None) -> Any:
-        """Return whether nodes of a type exist: bool[n], or a bool for one number."""
-        ids = as_ids(vid, "node ids")
-        exist = (ids >= 0) & (ids < self.num_nodes(self.ntypes[self.get_ntype_id(ntype)]))
-        return bool(exist) if is_number(vid) else exist
-
     # -- parts -----------------------------------------------------------------------------------------------
 
     def subgraph(
         self,
-        nodes: _Ids,
-        *,
+        nodes: NodeIds,
         relabel_nodes: bool = True,
         store_ids: bool = True,
         output_device: torch.device | str | None = None,
@@ -181,74 +138,35 @@ class HeteroGraph(MessagePassing):
             NodeTypeError: a node type does not exist, or there are several and ``nodes`` are not by type.
         """
         chosen = self._by_ntype(nodes)
-        numbers = {ntype: _numbers(ids, self.num_nodes(ntype)) for ntype, ids in chosen.items()}
+        numbers: dict[str, torch.Tensor] = {}  # the place of each node, -1 where it has none
         for ntype, ids in chosen.items():
+            check_range(ids, self.num_nodes(ntype), f"node id of type {ntype!r}")
+            numbers[ntype] = ids.new_full((self.num_nodes(ntype),), -1)
+            numbers[ntype][ids] = torch.arange(len(ids), device=ids.device)
             if int((numbers[ntype] >= 0).sum()) < len(ids):
                 raise InvalidArgumentError(f"nodes of type {ntype!r} must be given once each")
-        eids = {}
+        edges = {}
         for relation in self.canonical_etypes:
-            out = self.out_edges(chosen[relation[0]], "eid", relation)
-            eids[relation] = out[numbers[relation[2]][self._coo(relation)[1][out]] >= 0]
-        return self._part(eids, chosen if relabel_nodes else None, store_ids, output_device)
-
-    def edge_subgraph(
-        self,
-        edges: _EdgeIds,
-        *,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
-        output_device: torch.device | str | None = None,
-    ) -> "HeteroGraph":
-        """Return the part that has some edges, in the given order.
-
-        Args:
-            edges: int[n], or bool[num_edges]; or edge type -> one of these, relations left out having none.
-            relabel_nodes: keep only the ends of the edges, sources first, and number them anew by first appearance;
-                else keep all nodes.
-            store_ids: as in :meth:`subgraph`.
-            output_device: where to put the part.
-
-        Raises:
-            OutOfRangeError: an edge does not exist.
-            EdgeTypeError: an edge type does not exist, or there are several and ``edges`` are not by type.
-            InvalidArgumentError: ids that are not integers.
-        """
-        by_etype: Mapping[EdgeType, IdsLike] = edges if isinstance(edges, Mapping) else {None: edges}  # type: ignore[assignment]
-        chosen = {self.to_canonical_etype(etype): ids for etype, ids in by_etype.items()}
-        eids = {
-            relation: self._ids(chosen.get(relation, ()), self.num_edges(relation), f"edge of relation {relation}")
-            for relation in self.canonical_etypes
-        }
-        return self._part(eids, self._ends_of(eids) if relabel_nodes else None, store_ids, output_device)
-
-    def in_subgraph(
-        self,
-        nodes: _Ids,
-        *,
-        relabel_nodes: bool = False,
-        store_ids: bool = True,
-        output_device: torch.device | str | None = None,
-    ) -> "HeteroGraph":
-        """Return the part that has all edges into some nodes, node by node.
-
-        ``nodes`` and errors are as in :meth:`subgraph`, other arguments as in :meth:`edge_subgraph`.
-        """
-        chosen = self._by_ntype(nodes)
-        eids = {r: self.in_edges(chosen[r[2]], "eid", r) for r in self.canonical_etypes}
-        return self._part(eids, self._ends_of(eids) if relabel_nodes else None, store_ids, output_device)
+            src, dst, eids = self.out_edges(chosen[relation[0]], "all", relation)
+            inside = numbers[relation[2]][dst] >= 0
+            src, dst, eids = src[inside], dst[inside], eids[inside]
+            if relabel_nodes:
+                src, dst = numbers[relation[0]][src], numbers[relation[2]][dst]
+            edges[relation] = src, dst, eids
+        return self._part(edges, chosen if relabel_nodes else None, store_ids, output_device)
 
     def out_subgraph(
         self,
-        nodes: _Ids,
-        *,
+        nodes: NodeIds,
         relabel_nodes: bool = False,
         store_ids: bool = True,
         output_device: torch.device | str | None = None,
     ) -> "HeteroGraph":
         """Return the part that has all edges out of some nodes, node by node; as :meth:`in_subgraph`."""
         chosen = self._by_ntype(nodes)
-        eids = {r: self.out_edges(chosen[r[0]], "eid", r) for r in self.canonical_etypes}
-        return self._part(eids, self._ends_of(eids) if relabel_nodes else None, store_ids, output_device)
+        edges = {r: self.out_edges(chosen[r[0]], "all", r) for r in self.canonical_etypes}
+        part: HeteroGraph = self._part_of_ends(edges, relabel_nodes, store_ids, output_device)
+        return part
 
     # -- other edges -----------------------------------------------------------------------------------------
 
@@ -286,10 +204,10 @@ class HeteroGraph(MessagePassing):
             GraphDataError: a feature does not have a row for each new edge.
         """
         relation = self.to_canonical_etype(etype)
-        src, dst = self._ends(u, v, relation)
+        src, dst = self._pairs(u, v, relation)
         old = self._coo(relation)
         more = self._with_edges_of(relation, torch.cat([old[0], src]), torch.cat([old[1], dst]))
-        added = {name: as_tensor(values).to(self.device) for name, values in (data or {}).items()}
+        added = {name: fields.as_tensor(values).to(self.device) for name, values in (data or {}).items()}
         frame = self._edge_frame(relation)
         for name in dict.fromkeys((*frame, *added)):
             # of the edges that lack it, old or new, a feature is 0
@@ -315,7 +233,9 @@ class HeteroGraph(MessagePassing):
         """
         relation = self.to_canonical_etype(etype)
         kept = torch.ones(self.num_edges(relation), dtype=torch.bool, device=self.device)
-        kept[self._ids(eids, len(kept), f"edge of relation {relation}")] = False
+        dropped = self._ids(eids, len(kept), "edge ids")
+        check_range(dropped, len(kept), f"edge id of relation {relation}")
+        kept[dropped] = False
         src, dst = self._coo(relation)
         fewer = self._with_edges_of(relation, src[kept], dst[kept])
         frame = fewer._edge_frame(relation)
@@ -371,31 +291,17 @@ class HeteroGraph(MessagePassing):
 
     def _part(
         self,
-        eids: Mapping[Relation, torch.Tensor],
+        edges: Mapping[Relation, Edges],
         nodes: Mapping[str, torch.Tensor] | None,
         store_ids: bool,
         device: torch.device | str | None,
     ) -> "HeteroGraph":
-        """Return the part with edges ``eids`` and ``nodes``, which are numbered anew; None keeps all as they are."""
-        columns = {}
-        numbers = {} if nodes is None else {t: _numbers(ids, self.num_nodes(t)) for t, ids in nodes.items()}
-        for relation, ids in eids.items():
-            src, dst = (column[ids] for column in self._coo(relation))
-            columns[relation] = (src, dst) if nodes is None else (numbers[relation[0]][src], numbers[relation[2]][dst])
-        counts = self._counts() if nodes is None else {t: len(ids) for t, ids in nodes.items()}
-        part = self._made(self._schema, columns, counts)
-        for relation, ids in eids.items():
-            frame = part._edge_frame(relation)
-            frame.update({name: values[ids] for name, values in self._edge_frame(relation).items()})
-            if store_ids:
-                frame[EID] = ids
-        if nodes is None:
-            self._copy_nodes(part)
-        for ntype, ids in (nodes or {}).items():
-            frame = part._node_frames[ntype]
-            frame.update({name: values[ids] for name, values in self._node_frames[ntype].items()})
-            if store_ids:
-                frame[NID] = ids
+        part = part_of(self, edges, nodes, store_ids)
+        part._device = self._device
+        for relation, (_, _, eids) in edges.items():
+            _add_rows(part._edge_frame(relation), self._edge_frame(relation), eids)
+        for ntype, frame in self._node_frames.items():
+            _add_rows(part._node_frames[ntype], frame, None if nodes is None else nodes[ntype])
         return part if device is None else part.to(device)
 
     def with_edge_lists(
@@ -422,39 +328,29 @@ class HeteroGraph(MessagePassing):
                 graph._edge_frame(relation).update(self._edge_frame(relation))
         return graph
 
-    def _ends_of(self, eids: Mapping[Relation, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the nodes that edges have as ends, by type, in the order of first appearance, sources first."""
-        none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        ends = {ntype: [none] for ntype in self.ntypes}
-        for relation, ids in eids.items():
-            for column, ntype in zip(self._coo(relation), relation[::2], strict=True):
-                ends[ntype].append(column[ids])
-        return {ntype: by_first_appearance(torch.cat(columns))[0] for ntype, columns in ends.items()}
-
-    def _by_ntype(self, nodes: _Ids) -> dict[str, torch.Tensor]:
-        if not isinstance(nodes, Mapping):
-            if len(self.ntypes) > 1:
-                raise NodeTypeError(f"nodes must be a dict by node type: the graph has {self.ntypes}")
-            nodes = {self.ntypes[0]: nodes}
-        for ntype in nodes:
-            self.get_ntype_id(ntype)
-        return {t: self._ids(nodes.get(t, ()), self.num_nodes(t), f"node of type {t!r}") for t in self.ntypes}
-
-    def _ids(self, ids_or_mask: IdsLike, count: int, what: str) -> torch.Tensor:
-        tensor = as_tensor(ids_or_mask).to(self.device)
-        if tensor.dtype == torch.bool and tensor.numel():
-            if tensor.shape != (count,):
-                raise InvalidArgumentError(f"a mask must have {count} entries (got shape {tuple(tensor.shape)})")
-            return tensor.nonzero().squeeze(1)
-        ids = as_ids(tensor, f"ids of a {what}")
-        check_range(ids, count, what)
-        return ids
-
     def _loops(self, etype: EdgeType, what: str) -> Relation:
         relation = self.to_canonical_etype(etype)
         if relation[0] != relation[2]:
             raise InvalidArgumentError(f"{what} needs a relation within one type (got {relation})")
         return relation
+
+
+def part_of(
+    g: Graph[Any], edges: Mapping[Relation, Edges], nodes: Mapping[str, torch.Tensor] | None, store_ids: bool
+) -> HeteroGraph:
+    """Return a part of a graph, as :meth:`.Graph._part` describes it, with the ids of its edges and nodes alone."""
+    counts = {t: g.num_nodes(t) if nodes is None else len(nodes[t]) for t in g.ntypes}
+    part = HeteroGraph(g.schema, {relation: (src, dst) for relation, (src, dst, _) in edges.items()}, counts)
+    for relation, (_, _, eids) in edges.items() if store_ids else ():
+        part.edges[relation].data[EID] = eids
+    for ntype, ids in (nodes or {}).items() if store_ids else ():
+        part.nodes[ntype].data[NID] = ids
+    return part
+
+
+def _add_rows(frame: Frame, of: Frame, ids: torch.Tensor | None) -> None:
+    """Add the features of a type at some rows, or all, to a part, which has its own ids."""
+    frame.update({name: rows if ids is None else rows[ids] for name, rows in of.items() if name not in frame})
 
 
 def graph(edges: EdgeList, num_nodes: int | None = None) -> HeteroGraph:
@@ -531,7 +427,7 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, t
     elif isinstance(given, torch.Tensor | np.ndarray):
         given = tuple(given) if given.ndim == 2 and len(given) == 2 else ()
     elif isinstance(given, list | Iterator):  # such as zip(src, dst)
-        pairs = as_tensor(list(given), f"edges of {relation}")
+        pairs = fields.as_tensor(list(given), f"edges of {relation}")
         given = tuple(pairs.unbind(1)) if pairs.ndim == 2 else (pairs, pairs) if not len(pairs) else ()
     if not isinstance(given, tuple) or len(given) != 2:
         got = f"{type(edges).__name__}{list(getattr(edges, 'shape', ()))}"
@@ -539,8 +435,8 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, t
             f"edges of {relation} must be a tuple (src, dst), a tensor of shape [2, num_edges], a list of pairs "
             f"(u, v), or ('coo', 'csr' or 'csc', arrays) (got {got})"
         )
-    src = as_ids(given[0], f"sources of {relation}")
-    dst = as_ids(given[1], f"destinations of {relation}")
+    src = fields.as_ids(given[0], f"sources of {relation}")
+    dst = fields.as_ids(given[1], f"destinations of {relation}")
     if src.shape != dst.shape:
         raise GraphDataError(f"relation {relation} has {len(src)} sources but {len(dst)} destinations")
     return (src, dst), (0, 0)
@@ -553,7 +449,7 @@ def _columns_of_csr(
     if not isinstance(arrays, tuple | list) or len(arrays) != 3:
         raise GraphDataError(f"edges of {relation}: {form!r} needs (indptr, indices, eids)")
     names = ("indptr", "indices", "eids")
-    indptr, indices, eids = (as_ids(of, f"{name} of {relation}") for name, of in zip(names, arrays, strict=True))
+    indptr, indices, eids = (fields.as_ids(of, f"{name} of {relation}") for name, of in zip(names, arrays, strict=True))
     degrees = indptr.diff()
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or bool((degrees < 0).any()):
         raise GraphDataError(f"indptr of {relation} must rise from 0 to {len(indices)}, the number of edges")
@@ -566,13 +462,6 @@ def _columns_of_csr(
     if form == "csr":
         return (owners, indices), (len(degrees), 0)
     return (indices, owners), (0, len(degrees))
-
-
-def _numbers(ids: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the place in ``ids`` of each id below ``count``; -1 where it has none."""
-    numbers = torch.full((count,), -1, dtype=torch.int64, device=ids.device)
-    numbers[ids] = torch.arange(len(ids), device=ids.device)
-    return numbers
 
 
 DGLGraph = HeteroGraph

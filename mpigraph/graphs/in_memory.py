@@ -1,72 +1,28 @@
-"""The base class of graphs and blocks in memory: types, counts, features, edges, degrees, scopes.
+"""The base class of graphs and blocks in memory: sides, look-ups of edges, devices, scopes.
 
-A subclass gives the structure of each relation. Everything else follows from the frames: their keys are the types,
-their lengths the counts.
+A subclass gives the structure of each relation.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, MutableMapping
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
+from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.graphs.aggregate import InEdges
-from mpigraph.graphs.fields import ALL, EdgeType, Frame, Frames, IdsLike, as_ids, fields_of, is_number
-from mpigraph.metadata.schema import Relation, Schema, TypeNames
+from mpigraph.graphs.face import Edges, Graph, NodesView, Pair, check_range, count, in_form
+from mpigraph.graphs.fields import EdgeType, Frame, IdsLike, as_ids, fields_of, is_number
+from mpigraph.metadata.schema import Relation
 
 G = TypeVar("G", bound="InMemoryGraph")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Space:
-    """The nodes of one type or the edges of one relation; ``data`` holds their features."""
-
-    data: Frame
-
-
-class NodesView:
-    """``g.nodes[t].data`` and ``g.nodes(t)``, also of one side of a block."""
-
-    def __init__(self, graph: "InMemoryGraph", frames: dict[str, Frame]) -> None:
-        self._graph = graph
-        self._frames = frames
-
-    def __getitem__(self, ntype: str) -> Space:
-        return Space(frame_of(self._frames, ntype))
-
-    def __call__(self, ntype: str | None = None) -> torch.Tensor:
-        """Return the node ids of a type, int64[n]."""
-        return torch.arange(frame_of(self._frames, ntype).num_rows, device=self._graph.device)
-
-
-class EdgesView:
-    """``g.edges[r].data`` and ``g.edges(form=, order=, etype=)``."""
-
-    def __init__(self, graph: "InMemoryGraph") -> None:
-        self._graph = graph
-
-    def __getitem__(self, etype: str | Relation) -> Space:
-        return Space(self._graph._edge_frame(etype))
-
-    def __call__(self, form: str = "uv", order: str = "eid", etype: EdgeType = None) -> Any:
-        """Return the edges as :meth:`InMemoryGraph.all_edges` does."""
-        return self._graph.all_edges(form, order, etype)
-
-
-class InMemoryGraph(TypeNames, ABC):
+class InMemoryGraph(Graph[Frame]):
     """A graph with typed relations and features in memory."""
-
-    is_block: ClassVar[bool] = False
-
-    def __init__(self, schema: Schema, frames: Frames, device: torch.device) -> None:
-        self._schema = schema
-        self._frames = frames
-        self._device = device
 
     @abstractmethod
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +40,7 @@ class InMemoryGraph(TypeNames, ABC):
         """Return ``make()``, which depends on the structure alone; graphs that outlive a minibatch cache it."""
         return make()
 
-    # -- types -----------------------------------------------------------------------------------------------
+    # -- sides -----------------------------------------------------------------------------------------------
 
     @property
     def srctypes(self) -> list[str]:
@@ -96,13 +52,6 @@ class InMemoryGraph(TypeNames, ABC):
         """Types of the destination side."""
         return list(self._frames.dst)
 
-    @property
-    def schema(self) -> Schema:
-        """Node types and relations."""
-        return self._schema
-
-    # -- counts and features ---------------------------------------------------------------------------------
-
     def num_src_nodes(self, ntype: str | None = None) -> int:
         """Return the number of source nodes of a type, or of all types."""
         return count(self._frames.src, ntype)
@@ -111,15 +60,8 @@ class InMemoryGraph(TypeNames, ABC):
         """Return the number of destination nodes of a type, or of all types."""
         return count(self._frames.dst, ntype)
 
-    def num_edges(self, etype: EdgeType = None) -> int:
-        """Return the number of edges of a relation, or of all."""
-        if etype is None:
-            return sum(frame.num_rows for frame in self._frames.edge.values())
-        return self._edge_frame(etype).num_rows
-
     number_of_src_nodes = num_src_nodes
     number_of_dst_nodes = num_dst_nodes
-    number_of_edges = num_edges
 
     @property
     def srcdata(self) -> MutableMapping[str, Any]:
@@ -132,94 +74,42 @@ class InMemoryGraph(TypeNames, ABC):
         return fields_of(self._frames.dst)
 
     @property
-    def edata(self) -> MutableMapping[str, Any]:
-        """Features of the edges: name -> tensor, or name -> {relation: tensor} with several relations."""
-        return fields_of(self._frames.edge)
-
-    @property
-    def srcnodes(self) -> NodesView:
+    def srcnodes(self) -> NodesView[Frame]:
         """View of the source side: ``srcnodes[t].data``, ``srcnodes(t)``."""
-        return NodesView(self, self._frames.src)
+        return self._nodes_view(self._frames.src)
 
     @property
-    def dstnodes(self) -> NodesView:
+    def dstnodes(self) -> NodesView[Frame]:
         """View of the destination side: ``dstnodes[t].data``, ``dstnodes(t)``."""
-        return NodesView(self, self._frames.dst)
-
-    @property
-    def edges(self) -> EdgesView:
-        """View of the edges: ``edges[r].data``, and ``edges(form=, order=, etype=)``."""
-        return EdgesView(self)
+        return self._nodes_view(self._frames.dst)
 
     # -- structure -------------------------------------------------------------------------------------------
 
-    def all_edges(self, form: str = "uv", order: str = "eid", etype: EdgeType = None) -> Any:
-        """Return the edges of a relation.
-
-        Args:
-            form: "uv" for (src, dst), "eid" for the ids, "all" for (src, dst, eid); each int64[num_edges].
-            order: "eid", or "srcdst" to sort by source, then destination.
-            etype: the relation; None means the only one.
-        """
-        if order not in ("eid", "srcdst"):
-            raise InvalidArgumentError(f"order must be 'eid' or 'srcdst' (got {order!r})")
-        src, dst = self._coo(self.to_canonical_etype(etype))
-        eids = torch.arange(src.shape[0], device=src.device)
-        if order == "srcdst":
-            # two stable sorts, the less significant key first, sort by the pair
-            eids = torch.argsort(dst, stable=True)
-            eids = eids[torch.argsort(src[eids], stable=True)]
-            src, dst = src[eids], dst[eids]
-        return _in_form(form, src, dst, eids)
-
-    def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return source and destination, int64[n] each, of edge ids.
-
-        Raises:
-            OutOfRangeError: an edge id does not exist.
-        """
-        relation = self.to_canonical_etype(etype)
-        eids = as_ids(eid, "edge ids")
-        check_range(eids, self.num_edges(relation), f"Invalid edge ID of {relation}")
+    def _edge_ends(self, relation: Relation, eids: torch.Tensor | None) -> Pair:
+        if eids is None:
+            return self._coo(relation)
+        check_range(eids, self.num_edges(relation), f"edge id of relation {relation}")
         src, dst = self._coo(relation)
         return src[eids], dst[eids]
+
+    def _degrees(self, relation: Relation, side: int, nodes: torch.Tensor | None) -> torch.Tensor:
+        edges = self.structure(relation)
+        degrees = edges.degrees if side else torch.bincount(edges.indices, minlength=edges.num_src)
+        if nodes is None:
+            return degrees
+        check_range(nodes, len(degrees), f"node id of type {relation[2 * side]!r}")
+        return degrees[nodes]
+
+    def _edges_into(self, relations: list[Relation], nodes: Mapping[str, torch.Tensor]) -> dict[Relation, Edges]:
+        neighbours = [(r, self._neighbours(self.structure(r), nodes[r[2]], r[2])) for r in relations]
+        return {r: (src, dst, eids) for r, (dst, src, eids) in neighbours}
+
+    def _have_edges(self, pairs: Mapping[Relation, Pair]) -> dict[Relation, torch.Tensor]:
+        return {relation: self._places(relation, *ends)[1] > 0 for relation, ends in pairs.items()}
 
     def edge_index(self, etype: EdgeType = None) -> torch.Tensor:
         """Return sources and destinations, int64[2, num_edges], for PyG's layers."""
         return torch.stack(self._coo(self.to_canonical_etype(etype)))
-
-    def in_degrees(self, v: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
-        """Return the in-degrees of destinations ``v`` (all by default), int64[n]; an int for one number."""
-        relation = self.to_canonical_etype(etype)
-        return _pick(self.structure(relation).degrees, v, f"node of type {relation[2]!r}")
-
-    def out_degrees(self, u: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
-        """Return the out-degrees of sources ``u`` (all by default), int64[n]; an int for one number."""
-        relation = self.to_canonical_etype(etype)
-        in_edges = self.structure(relation)
-        degrees = torch.bincount(in_edges.indices, minlength=in_edges.num_src)
-        return _pick(degrees, u, f"node of type {relation[0]!r}")
-
-    # -- edges by their ends ---------------------------------------------------------------------------------
-
-    def has_edges_between(self, u: IdsLike, v: IdsLike, etype: EdgeType = None) -> Any:
-        """Return whether there is an edge from ``u[i]`` to ``v[i]``.
-
-        Args:
-            u: int[n], sources; one is for all ``v``.
-            v: int[n], destinations; one is for all ``u``.
-            etype: the relation; None means the only one.
-
-        Returns:
-            bool[n]; a bool if ``u`` and ``v`` are numbers.
-
-        Raises:
-            OutOfRangeError: a node does not exist.
-            InvalidArgumentError: ids that are not integers, or different numbers of them.
-        """
-        relation = self.to_canonical_etype(etype)
-        _, counts = self._places(relation, *self._ends(u, v, relation))
-        return bool(counts[0] > 0) if is_number(u) and is_number(v) else counts > 0
 
     def edge_ids(self, u: IdsLike, v: IdsLike, return_uv: bool = False, etype: EdgeType = None) -> Any:
         """Return the ids of the edges from ``u[i]`` to ``v[i]``.
@@ -240,7 +130,7 @@ class InMemoryGraph(TypeNames, ABC):
             InvalidArgumentError: ids that are not integers, or different numbers of them.
         """
         relation = self.to_canonical_etype(etype)
-        src, dst = self._ends(u, v, relation)
+        src, dst = self._pairs(u, v, relation)
         first, counts = self._places(relation, src, dst)
         eids = self._by_ends(relation)[1]
         if return_uv:
@@ -252,34 +142,14 @@ class InMemoryGraph(TypeNames, ABC):
         result = eids[first]
         return int(result) if is_number(u) and is_number(v) else result
 
-    def in_edges(self, v: IdsLike, form: str = "uv", etype: EdgeType = None) -> Any:
-        """Return the edges into nodes, node by node in the order of ``v``, those of a node by their ids.
-
-        Args:
-            v: int[n], destinations.
-            form: "uv" for (src, dst), "eid" for the ids, "all" for (src, dst, eid); int64 each.
-            etype: the relation; None means the only one.
-
-        Raises:
-            OutOfRangeError: a node does not exist.
-            InvalidArgumentError: another ``form``, or ids that are not integers.
-        """
-        relation = self.to_canonical_etype(etype)
-        dst, src, eids = self._neighbours(self.structure(relation), v, relation[2])
-        return _in_form(form, src, dst, eids)
-
     def out_edges(self, u: IdsLike, form: str = "uv", etype: EdgeType = None) -> Any:
         """Return the edges out of nodes, node by node in the order of ``u``, those of a node by their ids.
 
         Arguments and errors are those of :meth:`in_edges`, with sources in place of destinations.
         """
         relation = self.to_canonical_etype(etype)
-        src, dst, eids = self._neighbours(self._out_edges(relation), u, relation[0])
-        return _in_form(form, src, dst, eids)
-
-    def predecessors(self, v: IdsLike, etype: EdgeType = None) -> torch.Tensor:
-        """Return the sources of the edges into a node, int64[in-degree]."""
-        return torch.as_tensor(self.in_edges(v, etype=etype)[0])
+        nodes = as_ids(u, "node ids").to(self.device)
+        return in_form(form, *self._neighbours(self._out_edges(relation), nodes, relation[0]))
 
     def successors(self, v: IdsLike, etype: EdgeType = None) -> torch.Tensor:
         """Return the destinations of the edges out of a node, int64[out-degree]."""
@@ -312,39 +182,15 @@ class InMemoryGraph(TypeNames, ABC):
         first = torch.searchsorted(keys, requested)
         return first, torch.searchsorted(keys, requested, right=True) - first
 
-    def _ends(self, u: IdsLike, v: IdsLike, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return checked sources and destinations, int64[n] each."""
-        frames = self._frames_of(relation)
-        src, dst = as_ids(u, "source ids").to(self.device), as_ids(v, "destination ids").to(self.device)
-        for ids, frame, ntype in zip((src, dst), frames, relation[::2], strict=False):
-            check_range(ids, frame.num_rows, f"node of type {ntype!r}")
-        if len(src) != len(dst) and 1 not in (len(src), len(dst)):
-            raise InvalidArgumentError(f"an edge has two ends (got {len(src)} sources and {len(dst)} destinations)")
-        most = max(len(src), len(dst)) if len(src) and len(dst) else 0
-        return src.expand(most), dst.expand(most)
-
-    def _neighbours(
-        self, edges: InEdges, nodes: IdsLike, ntype: str
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the edges of ``nodes``: for each its node, the other end, and its id."""
-        ids = as_ids(nodes, "node ids").to(self.device)
-        check_range(ids, edges.num_dst, f"node of type {ntype!r}")
+    def _neighbours(self, edges: InEdges, ids: torch.Tensor, ntype: str) -> Edges:
+        """Return the edges of nodes, int64[n]: for each its node, the other end, and its id."""
+        check_range(ids, edges.num_dst, f"node id of type {ntype!r}")
         counts = edges.degrees[ids]
         places = _expanded(edges.indptr[ids], counts)
         eids = places if edges.perm is None else edges.perm[places]
         return ids.repeat_interleave(counts), edges.indices[places].long(), eids
 
     # -- devices ---------------------------------------------------------------------------------------------
-
-    @property
-    def idtype(self) -> torch.dtype:
-        """Type of ids, always int64."""
-        return torch.int64
-
-    @property
-    def device(self) -> torch.device:
-        """The device of structure and features."""
-        return self._device
 
     def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
         """Return the graph with structure and features on ``device``; itself if it is there.
@@ -392,7 +238,7 @@ class InMemoryGraph(TypeNames, ABC):
     def local_scope(self) -> Iterator[None]:
         """Restore, on exit, the features that there were on entry."""
         saved = self._frames
-        self._frames = saved.copy()
+        self._frames = saved.each(Frame.copy)
         try:
             yield
         finally:
@@ -401,7 +247,7 @@ class InMemoryGraph(TypeNames, ABC):
     def local_var(self: G) -> G:
         """Return a graph with the same structure and tensors; features set on one do not show on the other."""
         twin = copy(self)
-        twin._frames = self._frames.copy()
+        twin._frames = self._frames.each(Frame.copy)
         return twin
 
     def _edge_frame(self, etype: EdgeType) -> Frame:
@@ -409,31 +255,6 @@ class InMemoryGraph(TypeNames, ABC):
 
     def _frames_of(self, relation: Relation) -> tuple[Frame, Frame, Frame]:
         return self._frames.src[relation[0]], self._frames.dst[relation[2]], self._frames.edge[relation]
-
-
-def frame_of(frames: dict[str, Frame], ntype: str | None) -> Frame:
-    """Return the frame of a node type; None means the only one."""
-    if ntype is None and len(frames) == 1:
-        return next(iter(frames.values()))
-    if ntype not in frames:
-        if ntype is None:
-            raise NodeTypeError(f"node type must be given: one of {list(frames)}")
-        raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(frames)})")
-    return frames[ntype]
-
-
-def check_range(ids: torch.Tensor, num: int, what: str) -> None:
-    """Raise OutOfRangeError unless all ids lie in [0, num)."""
-    bad = (ids < 0) | (ids >= num)
-    if bool(bad.any()):
-        raise OutOfRangeError(f"{what}: {int(ids[bad][0])} (there are {num})")
-
-
-def count(frames: dict[str, Frame], ntype: str | None) -> int:
-    """Return the rows of the frame of a type; None means all types."""
-    if ntype is None:
-        return sum(frame.num_rows for frame in frames.values())
-    return frame_of(frames, ntype).num_rows
 
 
 def exact_device(device: torch.device | str) -> torch.device:
@@ -450,24 +271,7 @@ def exact_device(device: torch.device | str) -> torch.device:
         raise InvalidArgumentError(f"there is no device {device!r}: {str(error).splitlines()[0]}") from None
 
 
-def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor | int:
-    if isinstance(ids, str):
-        if ids != ALL:
-            raise InvalidArgumentError(f"expected ids of {what}s (got {ids!r})")
-        return degrees
-    chosen = as_ids(ids, "node ids")
-    check_range(chosen, degrees.shape[0], what)
-    return int(degrees[chosen]) if is_number(ids) else degrees[chosen]
-
-
 def _expanded(first: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Return first[i], first[i] + 1, ... counts[i] of them, one after the other: int64[sum of the counts]."""
     begins = (first - counts.cumsum(0) + counts).repeat_interleave(counts)
     return begins + torch.arange(begins.shape[0], device=begins.device)
-
-
-def _in_form(form: str, src: torch.Tensor, dst: torch.Tensor, eids: torch.Tensor) -> Any:
-    forms = {"uv": (src, dst), "eid": eids, "all": (src, dst, eids)}
-    if form not in forms:
-        raise InvalidArgumentError(f"form must be 'uv', 'eid' or 'all' (got {form!r})")
-    return forms[form]

@@ -7,8 +7,9 @@ import torch
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import InEdges, aggregate, reduce_rows
-from mpigraph.graphs.fields import ALL, EdgeType, Frame, IdsLike, as_ids
-from mpigraph.graphs.in_memory import InMemoryGraph, check_range, frame_of
+from mpigraph.graphs.face import check_range, node_type
+from mpigraph.graphs.fields import ALL, EdgeType, Frame, IdsLike
+from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.graphs.messages import (
     EdgeBatch,
     EdgeFunction,
@@ -156,8 +157,9 @@ class MessagePassing(InMemoryGraph):
         relation = self.to_canonical_etype(etype)
         frames = self._frames_of(relation)
         src, dst = self._coo(relation)
-        chosen = self._chosen(edges, frames[2].num_rows, "edge", f"Invalid edge ID of {relation}", "relation is etype=")
+        chosen = self._chosen(edges, "edge ids", "relation is etype=")
         if chosen is not None:
+            check_range(chosen, frames[2].num_rows, f"edge id of relation {relation}")
             src, dst = src[chosen], dst[chosen]
         batch = EdgeBatch.of(frames, src, dst, chosen, relation)
         if isinstance(func, Message):
@@ -178,21 +180,13 @@ class MessagePassing(InMemoryGraph):
             OutOfRangeError: a node does not exist.
             InvalidArgumentError: the function returned something else, or ids that are not integers.
         """
-        frame = frame_of(self._frames.dst, ntype)
-        name = next(t for t, one in self._frames.dst.items() if one is frame)
-        chosen = self._chosen(v, frame.num_rows, "node", f"node of type {name!r}", "type is ntype=")
+        name = node_type(self._frames.dst, ntype)
+        frame = self._frames.dst[name]
+        chosen = self._chosen(v, "node ids", "type is ntype=")
+        if chosen is not None:
+            check_range(chosen, frame.num_rows, f"node id of type {name!r}")
         batch = NodeBatch.of(frame, name, self.device, chosen)
         _store(frame, check_rows(func(batch), len(batch), "the function of nodes"), chosen)
-
-    def _chosen(self, ids: IdsLike | str, count: int, kind: str, what: str, hint: str) -> torch.Tensor | None:
-        """Return checked ids, int64[n]; None for all."""
-        if isinstance(ids, str):
-            if ids != ALL:
-                raise InvalidArgumentError(f"expected {kind} ids (got {ids!r}; the {hint})")
-            return None
-        chosen = as_ids(ids, f"{kind} ids").to(self.device)
-        check_range(chosen, count, what)
-        return chosen
 
     def _reduced(
         self, relation: Relation, message: MessageFunction, reduce: ReduceFunction

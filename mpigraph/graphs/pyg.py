@@ -14,6 +14,7 @@ import torch
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, Frame, as_tensor
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
+from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
 PygData: TypeAlias = Any
@@ -45,8 +46,8 @@ def from_pyg(data: PygData) -> HeteroGraph:
     The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge,
     except ``edge_index``, ``adj`` and ``adj_t``, and tensors that PyG slices along another dimension, such as those
     of several dimensions with "index" in their name. Where a ``Data`` has as many edges as nodes, tensors with
-    "edge" in their name, and ``e_id``, belong to edges, and all others to nodes. The number of nodes is PyG's,
-    else the largest endpoint plus one.
+    "edge" in their name, and ``e_id``, belong to edges, and all others to nodes. A warning names the tensors that are
+    left out. The number of nodes is PyG's, else the largest endpoint plus one.
 
     Args:
         data: needs ``edge_index`` (by relation, if typed).
@@ -166,17 +167,20 @@ def _num_nodes(store: PygData) -> int | None:
 
 def _add_features(data: PygData, store: PygData, fields: Iterable[tuple[str, object]], *frames: Frame) -> None:
     """Put each array into the frame of its length; if both nodes and edges have that many, the name decides."""
+    left_out = []
     for name, values in fields:
-        if name in OF_GRAPHS or not isinstance(values, torch.Tensor | np.ndarray) or values.ndim == 0:
-            continue
-        if not _is_by_rows(data, store, name, values):
+        if name in OF_GRAPHS or not isinstance(values, torch.Tensor | np.ndarray):
             continue
         of_edges = "edge" in name or name == "e_id"
         # ``frames`` are one type's, or those of the nodes and of the edges of a Data, in this order
-        for frame in reversed(frames) if of_edges else frames:
-            if len(values) == frame.num_rows:
-                frame[_OURS.get(name, name)] = as_tensor(values)
-                break
+        fitting = [frame for frame in frames[:: -1 if of_edges else 1] if values.shape[:1] == (frame.num_rows,)]
+        if fitting and _is_by_rows(data, store, name, values):
+            fitting[0][_OURS.get(name, name)] = as_tensor(values)
+        else:
+            left_out.append(f"{name!r} {list(values.shape)}")
+    if left_out:
+        owners = " or ".join(f"{frame.num_rows} {frame.owner}" for frame in frames)
+        get_logger().warning("from_pyg leaves out tensors that are no rows of %s: %s", owners, ", ".join(left_out))
 
 
 def _is_by_rows(data: PygData, store: PygData, name: str, values: torch.Tensor | npt.NDArray[np.generic]) -> bool:

@@ -135,15 +135,9 @@ def to_bidirected(g: HeteroGraph, copy_ndata: bool = False, readonly: bool | Non
     Raises:
         InvalidArgumentError: a relation joins two types.
     """
-    edges = {}
-    for relation in g.canonical_etypes:
-        if relation[0] != relation[2]:
-            raise InvalidArgumentError(f"to_bidirected needs relations within one type (got {relation})")
-        num = g.num_nodes(relation[0])
-        src, dst = g.all_edges(etype=relation)
-        key = torch.unique(torch.cat([src * num + dst, dst * num + src]))  # sorted, so by source, then destination
-        edges[relation] = (key // num, key % num) if num else (src, dst)
-    return g.with_edge_lists(edges, copy_ndata)
+    both = add_reverse_edges(g, copy_ndata=copy_ndata)
+    simple: HeteroGraph = to_simple(both, return_counts=None, copy_ndata=copy_ndata)
+    return simple
 
 
 def to_homogeneous(

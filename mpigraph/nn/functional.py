@@ -5,8 +5,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import group_sums
+from mpigraph.graphs.face import check_range
 from mpigraph.graphs.fields import ALL, IdsLike, as_ids
-from mpigraph.graphs.in_memory import check_range
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.namespaces import attach
 
@@ -40,7 +40,7 @@ def edge_softmax(
             raise InvalidArgumentError(f"expected edge ids (got {eids!r})")
     else:
         chosen = as_ids(eids, "edge ids")
-        check_range(chosen, graph.num_edges(), "Invalid edge ID")
+        check_range(chosen, graph.num_edges(), "edge id")
         group = group[chosen]
     if logits.dim() == 0 or logits.shape[0] != group.shape[0]:
         raise InvalidArgumentError(f"logits must have {group.shape[0]} rows (got shape {tuple(logits.shape)})")

@@ -57,8 +57,18 @@ def test_the_numbering_is_what_counting_gives(num_parts: int, seed: int, is_node
         assert torch.equal(owner(everything, name), owners)
         assert count(name) == len(homogeneous)
         for part in range(num_parts):
-            assert torch.equal(owned(part, name), everything[owners == part])
-            assert torch.equal(local(owned(part, name), part, name), torch.arange(int((owners == part).sum())))
+            own = owned(part, name)
+            assert torch.equal(own, everything[owners == part])
+            assert torch.equal(local(own, part, name), torch.arange(len(own)))
+            here = RangePartitionBook.from_book(book, part)
+            policy = NodePartitionPolicy(here, name) if is_node else EdgePartitionPolicy(here, name)
+            text = f"node~{name}" if is_node else f"edge~{':'.join(name)}"
+            assert policy.policy_str == PartitionPolicy(text, here).policy_str == text
+            assert PartitionPolicy.of(book, is_node, kind).policy_str == text and policy.type_name == name
+            assert (policy.is_node, policy.type_id, policy.part_id) == (is_node, kind, part)
+            assert (policy.get_size(), policy.get_part_size()) == (len(owners), len(own))
+            assert torch.equal(policy.to_partid(everything), owners)
+            assert torch.equal(policy.to_local(own), torch.arange(len(own)))
     for part in range(num_parts):
         assert torch.equal(owned(part), torch.nonzero(parts == part).reshape(-1))
         assert torch.equal(local(owned(part), part), torch.arange(int((parts == part).sum())))
@@ -158,25 +168,6 @@ def test_wrong_types_and_ids_are_named(call, error, message: str) -> None:
         call(RangePartitionBook.from_book(random_book(3, 0), 0))
 
 
-@pytest.mark.parametrize("is_node", [True, False], ids=["nodes", "edges"])
-def test_policies_count_as_the_book_does(is_node: bool) -> None:
-    book = random_book(3, 1)
-    for part in range(3):
-        face = RangePartitionBook.from_book(book, part)
-        owner, owned = (face.nid2partid, face.partid2nids) if is_node else (face.eid2partid, face.partid2eids)
-        for kind, name in enumerate(COUNTS if is_node else EDGES):
-            policy = NodePartitionPolicy(face, name) if is_node else EdgePartitionPolicy(face, name)
-            text = f"node~{name}" if is_node else f"edge~{':'.join(name)}"
-            twin = PartitionPolicy(text, face)
-            assert policy.type_name == (name if is_node else face.to_canonical_etype(name))
-            assert policy.policy_str == twin.policy_str == PartitionPolicy.of(book, is_node, kind).policy_str == text
-            assert (policy.is_node, policy.type_id, policy.part_id) == (is_node, kind, part)
-            ids, own = torch.arange((COUNTS if is_node else EDGES)[name]), owned(part, name)
-            assert policy.get_size() == len(ids) and policy.get_part_size() == len(own)
-            assert torch.equal(policy.to_partid(ids), owner(ids, name))
-            assert torch.equal(policy.to_local(own), torch.arange(len(own)))
-
-
 def test_policies_of_nothing_are_refused() -> None:
     face = RangePartitionBook.from_book(random_book(2, 0), 0)
     with pytest.raises(InvalidArgumentError, match="begins with 'node' or 'edge' .got 'graph~author'"):
@@ -194,5 +185,5 @@ def test_policies_of_nothing_are_refused() -> None:
     assert [PartitionPolicy(text, plain).get_part_size() for text in ("node", "edge")] == [4, 4]
     with pytest.raises(OutOfRangeError):
         NodePartitionPolicy(plain).to_partid([7])
-    with pytest.raises(OutOfRangeError, match="2 is no row of part 1, which has ids from 3 up to 7"):
+    with pytest.raises(OutOfRangeError, match="2 is no node of part 1, which has ids from 3 up to 7"):
         NodePartitionPolicy(plain).to_local([3, 2])

@@ -60,7 +60,7 @@ def test_parts_made_elsewhere_are_taken(tmp_path):
         partition_graph(g, "g", 3, tmp_path / "short", assignment=parts_of_nodes | {"paper": np.zeros(89, np.int64)})
     with pytest.raises((InvalidArgumentError, PartitionError), match="part"):
         partition_graph(g, "g", 3, tmp_path / "beyond", assignment=parts_of_nodes | {"venue": np.array([0, 3])})
-    with pytest.raises(InvalidArgumentError, match="dict by node type"):
+    with pytest.raises(NodeTypeError, match="assignment must be a dict by node type"):
         partition_graph(g, "g", 3, tmp_path / "flat", assignment=np.zeros(132, np.int64))
 
 
@@ -123,7 +123,7 @@ def test_balance_by_type(tmp_path):
         partition_graph(ring(), "h", 2, tmp_path / "h", balance_ntypes=(torch.arange(60) < 20).to(dtype))
     with pytest.raises(InvalidArgumentError, match="numbers in balance_ntypes must be .*got nan"):
         partition_graph(ring(), "h", 2, tmp_path / "h", balance_ntypes=[float("nan")] * 60)
-    with pytest.raises(InvalidArgumentError, match="dict by node type"):
+    with pytest.raises(NodeTypeError, match="balance_ntypes must be a dict by node type"):
         partition_graph(library(), "g", 2, tmp_path, balance_ntypes=torch.zeros(3))
     with pytest.raises(NodeTypeError, match="'editor' does not exist"):
         partition_graph(library(), "g", 2, tmp_path, balance_ntypes={"editor": torch.zeros(3)})

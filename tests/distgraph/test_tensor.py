@@ -18,18 +18,8 @@ from mpigraph.errors import (
 )
 from mpigraph.session.context import current
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-]
+NAMES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
+DTYPES = [getattr(torch, name) for name in NAMES.split()]
 
 
 def test_every_index_reads_its_rows(g: dist.DistGraph) -> None:

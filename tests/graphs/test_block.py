@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError, NodeTypeError
+from mpigraph.errors import FieldNameError, GraphDataError, MPIGraphError, NodeTypeError
 from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph
@@ -141,7 +141,7 @@ def test_to_block_without_edges_and_by_type():
     assert nothing.srcdata[NID].tolist() == [2, 0] and nothing.num_edges() == 0
     assert to_block(graph(([], []), num_nodes=4)).num_dst_nodes() == 0
     g = heterograph({RATES: ([4, 2], [1, 1]), FOLLOWS: ([2, 3], [0, 4])}, {"user": 6, "item": 3})
-    with pytest.raises(InvalidArgumentError, match="must be a dict"):
+    with pytest.raises(NodeTypeError, match="must be a dict"):
         to_block(g, [1])
     with pytest.raises(NodeTypeError, match="tag"):
         to_block(g, {"tag": [1]})

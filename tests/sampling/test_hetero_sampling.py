@@ -273,7 +273,7 @@ def test_bad_types_raise_where_they_are(job: SharedJob, typed_oracle: str) -> No
     everybody(EdgeTypeError, "a dict of fanouts needs every edge type", fanout={"cites": 2})
     everybody(EdgeTypeError, "edge type 'eats' does not exist", fanout={"eats": 2})
     everybody(FieldNameError, "no feature 'mass' on any of", prob="mass")
-    everybody(FieldNameError, "no feature 'weight' on edges of type", prob={"in": "weight"})
+    everybody(FieldNameError, "no feature 'weight' on edges of relation", prob={"in": "weight"})
     everybody(EdgeTypeError, "edge type is ambiguous", exclude_edges=[0])
     with pytest.raises(NodeTypeError, match="nids must be a dict by node type"):
         dist.DistNodeDataLoader(g, [0], NeighborSampler([2]))

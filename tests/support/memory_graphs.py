@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.graphs.face import Graph, Pair
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import RandomContext
 
 SEED, EPOCH = 5, 3
@@ -18,7 +20,8 @@ class InMemory(SampledGraph):
     """Has what samplers of edges need; nothing is remote, and an error is raised where it is found."""
 
     def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:
-        self.graph, self.schema = graph, graph.schema
+        self.graph = graph
+        Graph.__init__(self, graph.schema, graph._frames, graph.device)
         self.session = SimpleNamespace(
             next_context=lambda: RandomContext(seed, epoch),
             world=SimpleNamespace(is_local=[True, False], local_trainer=0, num_local_trainers=1),
@@ -27,8 +30,8 @@ class InMemory(SampledGraph):
         self.raised_everywhere = nullcontext
         self.asked: list[Any] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.graph, name)
+    def _edge_ends(self, relation: Relation, eids: torch.Tensor | None) -> Pair:
+        return self.graph._edge_ends(relation, eids)
 
     def has_edges_between(self, u: dict[Any, torch.Tensor], v: dict[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
         self.asked.append({relation: len(src) for relation, src in u.items()})
