@@ -351,7 +351,8 @@ def test_ogb_text(tmp_path):
 @pytest.mark.parametrize(
     ("names", "triplets", "error"),
     [
-        ("a\n4\n", "../../x___a,r,a\n", "is no name of a type"),
+        ("a\n4\n", "../../x___a,r,a\n", "an edge type is <src>,<rel>,<dst>, with types of"),
+        ("a\n4\n", "a,../r,a\n", "is no name of a type"),
         ("a,/tmp\n4,4\n", "a,r,a\n", "is no name of a type"),
         ("a,a\n4,5\n", "a,r,a\n", "a node type is there twice"),
         ("a\n4\n", "a,r,a\na,r,a\n", "is there twice"),
