@@ -170,38 +170,43 @@ class _Rows:
                 known.append(originals.astype(np.int64))
         return by_type
 
-    def originals(self, order: Sequence[int]) -> tuple[I64, ...] | None:
-        """Return the original ids of the types ``order``; None, with a line of the log, if they are not known."""
+    def originals(self, keys: Sequence[Any]) -> tuple[I64, ...] | None:
+        """Return the original ids by type, in the order of ``keys``; None, and a line of the log, if not known."""
         if all(len(of_parts) == self._config.num_parts for of_parts in self._originals):
-            counts = self.sizes.sum(axis=1)[order].tolist()
-            typed = typewise([np.concatenate(self._originals[t]) for t in order], counts)
+            counts = self.sizes.sum(axis=1).tolist()
+            typed = typewise(list(map(np.concatenate, self._originals)), counts)
             if typed is None:
                 raise GraphDataError(f"original ids of {self._kind}s are not those of {counts} {self._kind}s")
-            return tuple(typed)
+            return tuple(typed[t] for t in _order(keys))
         text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
         get_logger().warning(text, self._config.path, self._kind)
         return None
 
     def features(self, types: Mapping[str, int]) -> list[dict[str, Feature]]:
         """Return the features of each type, in the files of all parts; ``types`` has the number of each name of one."""
-        chunks: dict[tuple[int, str], list[Feature | None]] = {}
-        for part in range(self._config.num_parts):
-            path = self._config.file(part, f"{self._kind}_feats")
-            for key, feature in read_tensors(path).items():
-                with reading(path):
+        chunks: dict[tuple[int, str], dict[int, Feature]] = {}
+        files = [self._config.file(part, f"{self._kind}_feats") for part in range(self._config.num_parts)]
+        for part, path in enumerate(files):
+            with reading(path):
+                for key, feature in read_tensors(path).items():
                     t, name = _type_and_name(key, types)
-                if feature.values.shape[:1] != (self.sizes[t, part],):
-                    got = list(feature.values.shape)
-                    raise GraphDataError(f"{path}: {key!r} must have {self.sizes[t, part]} rows (got {got})")
-                chunks.setdefault((t, name), [None] * self._config.num_parts)[part] = feature
+                    if feature.values.shape[:1] != (self.sizes[t, part],):
+                        got = list(feature.values.shape)
+                        raise GraphDataError(f"{key!r} must have {self.sizes[t, part]} rows (got {got})")
+                    chunks.setdefault((t, name), {})[part] = feature
         feats: list[dict[str, Feature]] = [{} for _ in self.names]
-        for (t, name), of_parts in chunks.items():
-            for part, feature in enumerate(of_parts):
-                if feature is None and self.sizes[t, part]:
-                    what = f"feature {name!r} of {self.names[t]!r} is missing, which other parts have"
-                    raise GraphDataError(f"{self._config.file(part, f'{self._kind}_feats')}: {what}")
-            feats[t][name] = _feature(name, [feature for feature in of_parts if feature is not None])
+        for (t, name), by_part in chunks.items():
+            missing = [files[part] for part in np.flatnonzero(self.sizes[t]).tolist() if part not in by_part]
+            if missing:
+                what = f"feature {name!r} of {self.names[t]!r} is missing, which other parts have"
+                raise GraphDataError(f"{missing[0]}: {what}")
+            feats[t][name] = _feature(name, list(by_part.values()))
         return feats
+
+
+def _order(keys: Sequence[Any]) -> list[int]:
+    """Return the numbers of types in the order of their names, as in every graph."""
+    return sorted(range(len(keys)), key=keys.__getitem__)
 
 
 def _by_part(table: I64) -> I64:
@@ -233,17 +238,15 @@ def _source(config: _Config, scratch: Scratch) -> GraphSource:
                 if len(types) > 1:
                     raise GraphDataError(f"{path}: edges of {edges.names[r]!r} join different types of nodes")
                 joined[r][side] = types
+    joined_names = [[nodes.names[t] for side in sides for t in side] for sides in joined]
     relations = [
-        _relation(name, nodes.names, [nodes.names[t] for side in sides for t in side])
-        for name, sides in zip(edges.names, joined, strict=True)
+        _relation(name, nodes.names, types_joined) for name, types_joined in zip(edges.names, joined_names, strict=True)
     ]
+    if len(set(relations)) < len(relations):
+        raise GraphDataError(f"there are two relations of one name among {relations}")
     of_nodes = nodes.features({name: t for t, name in enumerate(nodes.names)})
     names = zip(edges.names, map(":".join, relations), strict=True)
     of_edges = edges.features({name: r for r, both in enumerate(names) for name in both})
-    ntype_order = sorted(range(len(nodes.names)), key=nodes.names.__getitem__)
-    order = sorted(range(len(relations)), key=relations.__getitem__)
-    if len(set(relations)) < len(relations):
-        raise GraphDataError(f"there are two relations of one name among {relations}")
     numbers = np.arange(config.num_parts, dtype=np.int32)
     return graph_of(
         dict(zip(nodes.names, nodes.sizes.sum(axis=1).tolist(), strict=True)),
@@ -251,27 +254,24 @@ def _source(config: _Config, scratch: Scratch) -> GraphSource:
         dict(zip(nodes.names, of_nodes, strict=True)),
         dict(zip(relations, of_edges, strict=True)),
         path=str(config.path),
-        node_ids=nodes.originals(ntype_order),
-        edge_ids=edges.originals(order),
-        parts=Parts(np.concatenate([np.repeat(numbers, nodes.sizes[t]) for t in ntype_order]), config.num_parts),
+        node_ids=nodes.originals(nodes.names),
+        edge_ids=edges.originals(relations),
+        parts=Parts(
+            np.concatenate([np.repeat(numbers, nodes.sizes[t]) for t in _order(nodes.names)]), config.num_parts
+        ),
         left_out=config.left_out(),
     )
 
 
 def _relation(name: str, ntypes: Sequence[str], joined: Sequence[str]) -> Relation:
     """Return the triple of an edge type; older configurations have only its name. ``joined`` is empty without edges."""
-    readings = relations_in(name, ntypes)
-    fitting = [relation for relation in readings if not joined or relation[::2] == tuple(joined)]
-    if readings and not fitting:
-        raise GraphDataError(f"edges of {name!r} join {joined[0]!r} and {joined[1]!r}")
-    if len(fitting) == 1:
-        return fitting[0]
-    if ":" in name:
-        raise GraphDataError(f"an edge type is <src>:<rel>:<dst>, with types of {ntypes} (got {name!r})")
-    if not joined and len(ntypes) > 1:
-        remedy = "name it <src>:<rel>:<dst>"
-        raise GraphDataError(f"edge type {name!r} has no edges that tell which types it joins: {remedy}")
-    src, dst = joined or ntypes * 2
+    readings = [relation for relation in relations_in(name, ntypes) if not joined or relation[::2] == tuple(joined)]
+    if len(readings) == 1:
+        return readings[0]
+    if ":" in name or (not joined and len(ntypes) > 1):
+        what = f"whose edges join {' and '.join(map(repr, joined))}" if joined else "without edges that tell its types"
+        raise GraphDataError(f"edge type {name!r}, {what}, must be <src>:<rel>:<dst>, with types of {list(ntypes)}")
+    src, dst = joined or (ntypes[0], ntypes[0])
     return src, name, dst
 
 

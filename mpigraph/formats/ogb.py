@@ -43,13 +43,8 @@ from mpigraph.formats.table_columns import chunks_of_numbers
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.source import Feature, GraphSource
 
-_STORED_ONCE = {
-    "ogbn-products": True,
-    "ogbn-proteins": True,
-    "ogbn-arxiv": False,
-    "ogbn-papers100M": False,
-    "ogbn-mag": False,
-}
+_STORED_ONCE = ("ogbn-products", "ogbn-proteins")
+_KNOWN = (*_STORED_ONCE, "ogbn-arxiv", "ogbn-papers100M", "ogbn-mag")
 _SEPARATOR = "___"
 _ARRAY = re.compile(r"(?:num[-_](node|edge)s?[-_](?:list|dict)|(node|edge)[-_](.+?)(?:_dict)?)(?:\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
@@ -74,13 +69,13 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     readers[layout]()
     raw.read_split(path / "split")
     source = raw.source()
-    if known is not None and _STORED_ONCE[known]:
+    if known in _STORED_ONCE:
         source = add_reverse_edges(source)
     questions = []
     if known is None and layout == "edge.csv.gz" and not options.adds_reverse:
         questions.append(
             f"reverse edges: no file says whether each of the {source.num_edges()} edges is stored once, as those of "
-            f"{' and '.join(name for name, is_once in _STORED_ONCE.items() if is_once)} are: if it is, add them by "
+            f"{' and '.join(_STORED_ONCE)} are: if it is, add them by "
             "--undirected, or name a dataset of OGB by --dataset"
         )
     return replace(source, left_out=(*questions, *raw.left_out, *raw.files.left_out()))
@@ -89,9 +84,9 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 def _known(path: Path, dataset: str | None) -> str | None:
     """Return the known dataset that the user names, or else the directory; None if the directory names none."""
     name = (path.resolve().name if dataset is None else dataset).lower().replace("_", "-")
-    known = next((known for known in _STORED_ONCE if known.lower() == name), None)
+    known = next((known for known in _KNOWN if known.lower() == name), None)
     if dataset is not None and known is None:
-        raise GraphDataError(f"there is no OGB dataset {dataset!r} (known: {', '.join(_STORED_ONCE)})")
+        raise GraphDataError(f"there is no OGB dataset {dataset!r} (known: {', '.join(_KNOWN)})")
     return known
 
 
@@ -158,9 +153,8 @@ class _Raw:
             return
         self._check_promises(split / "nodetype-has-split.csv.gz", split)
         for ntype, count in self.counts.items():
-            paths = {name: split / ntype / f"{name}.csv.gz" for name in ("train", "valid", "test")}
-            if set(self.counts) == {DEFAULT_NTYPE}:
-                paths = {name: split / path.name for name, path in paths.items()}
+            of_type = split if set(self.counts) == {DEFAULT_NTYPE} else split / ntype
+            paths = {name: of_type / f"{name}.csv.gz" for name in ("train", "valid", "test")}
             if paths["train"].is_file():
                 ids = {name: (_short(path), self._table(path, np.int64).reshape(-1)) for name, path in paths.items()}
                 self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, count)

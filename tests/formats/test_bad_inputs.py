@@ -309,7 +309,10 @@ def test_chunked_folders_name_what_is_left_out(tmp_path):
             "/not/there/e.npy: cannot be read: No such file",
         ),
         ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": "e0.npy"}}}, "data, a list"),
-        ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}}, "data, a list"),
+        (
+            {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}},
+            "must be without surrogates and NUL",
+        ),
     ],
 )
 def test_chunked_metadata_that_contradict_themselves(tmp_path, changes, error):
