@@ -1,8 +1,8 @@
 """Read DGL's binary files without DGL.
 
-They are dictionaries of tensors (``save_tensors``) and graphs (``save_graphs``), both streams
-of dmlc-core: little-endian numbers, and 8 bytes with the length before every list and every name. They
-hold no code. Arrays are mapped, not read. A file of graphs has::
+They are dictionaries of tensors (``save_tensors``) and graphs (``save_graphs``), both streams of dmlc-core:
+little-endian numbers, and 8 bytes with the length before every list and every name. They hold no code.
+Arrays are mapped, not read. A file of graphs has::
 
     magic, 2, kind of graphs, number of graphs      the first 4 KiB
     where the graphs begin, dictionary of labels

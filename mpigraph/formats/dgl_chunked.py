@@ -1,9 +1,9 @@
 """Read DGL's chunked graph format: a folder with ``metadata.json``, which names the files of every array.
 
-The format is that of DGL's
-``chunk_graph.py`` and of its distributed partitioning, and of GraphStorm; in later versions the metadata have counts by
-type instead of by chunk. Names of files are relative to the folder, or absolute, and may lead out of it, as DGL's do:
-look at the metadata of strangers before you read them. Formats of edges and of node and edge data:
+The format is that of DGL's ``chunk_graph.py`` and of its distributed partitioning, and of GraphStorm; in later versions
+the metadata have counts by type instead of by chunk. Names of files are relative to the folder, or absolute, and may
+lead out of it, as DGL's do: look at the metadata of strangers before you read them. Formats of edges and of node and
+edge data:
 
 ===========  ==========================================================================================================
 ``numpy``    mapped; edges are integers [m, 2] or [2, m], data have one row for each node or edge
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -86,8 +87,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 
 def _counts(metadata: Entry, kind: str) -> dict[str, list[int]]:
     """Return the numbers of nodes or edges of each type, chunk by chunk."""
-    names = metadata.values.get(f"{kind}_type")
-    chunks = metadata.values.get(f"num_{kind}s_per_chunk")
+    names: Any = metadata.values.get(f"{kind}_type")
+    chunks: Any = metadata.values.get(f"num_{kind}s_per_chunk")
     totals = metadata.values.get(f"num_{kind}s_per_type")  # of later versions
     if chunks is None and isinstance(totals, list):
         chunks, totals = [[total] for total in totals], None

@@ -248,6 +248,7 @@ def _source(config: _Config, scratch: Scratch) -> GraphSource:
     names = zip(edges.names, map(":".join, relations), strict=True)
     of_edges = edges.features({name: r for r, both in enumerate(names) for name in both})
     numbers = np.arange(config.num_parts, dtype=np.int32)
+    of_types = [np.repeat(numbers, nodes.sizes[t]) for t in _order(nodes.names)]
     return graph_of(
         dict(zip(nodes.names, nodes.sizes.sum(axis=1).tolist(), strict=True)),
         dict(zip(relations, ends, strict=True)),
@@ -256,9 +257,7 @@ def _source(config: _Config, scratch: Scratch) -> GraphSource:
         path=str(config.path),
         node_ids=nodes.originals(nodes.names),
         edge_ids=edges.originals(relations),
-        parts=Parts(
-            np.concatenate([np.repeat(numbers, nodes.sizes[t]) for t in _order(nodes.names)]), config.num_parts
-        ),
+        parts=Parts(np.concatenate(of_types), config.num_parts),
         left_out=config.left_out(),
     )
 

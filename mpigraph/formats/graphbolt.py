@@ -107,9 +107,8 @@ class _Dataset:
             if relation in self.edges:
                 raise entry.error(f"{relation} must be there once")
             kind, path = self._file(entry)
-            self.edges[relation] = (
-                _ends_in_csv(path, self.scratch) if kind == "csv" else ends_of(path, mapped_npy(path))
-            )
+            ends = _ends_in_csv(path, self.scratch) if kind == "csv" else ends_of(path, mapped_npy(path))
+            self.edges[relation] = ends
         if not self.edges:
             raise graph.error("edges must name at least one relation")
         keys = map(relation_key, self.edges)
