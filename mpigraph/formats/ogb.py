@@ -161,9 +161,9 @@ class _Raw:
 
     def source(self) -> GraphSource:
         for relation, (place, count) in self.said.items():
-            found = len(self.edges[relation][0]) if relation in self.edges else 0
-            if count != found:
-                raise GraphDataError(f"{place} says {count} edges, but there are {found}")
+            num_edges = len(self.edges[relation][0]) if relation in self.edges else 0
+            if count != num_edges:
+                raise GraphDataError(f"{place} says {count} edges, but there are {num_edges}")
         node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in self.counts}
         node_feats |= {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
         edge_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, tuple)}
