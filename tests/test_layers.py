@@ -30,7 +30,7 @@ ONLY_IN = {
     "h5py": ("storage",),
     "pymetis": ("partition/metis.py",),
     "pyarrow": ("formats/arrow_values.py",),
-    "yaml": ("formats/dgl_folders.py",),
+    "yaml": ("formats/graphbolt.py",),
     "torch_geometric": ("graphs/pyg.py",),
     "torch": tuple(name for name, layer in LAYER_OF.items() if layer >= FIRST_WITH_TORCH),
 }

@@ -24,12 +24,14 @@ import numpy as np
 from mpigraph.arrays import I32, I64
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.datasets import IGB, MAG240M, OGB, OGB_TEXT
-from mpigraph.formats.dgl_folders import CHUNKED, GRAPHBOLT
+from mpigraph.formats.dgl_chunked import CHUNKED
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
+from mpigraph.formats.graphbolt import GRAPHBOLT
 from mpigraph.formats.input_files import UNREADABLE, checked_parts, first_bytes, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
+from mpigraph.formats.ogb import OGB, OGB_TEXT
+from mpigraph.formats.processed_arrays import IGB, MAG240M
 from mpigraph.formats.reading_ranks import ReadingRanks, read_once
 from mpigraph.formats.shards import read_partition
 from mpigraph.formats.typed_tables import TABLES

@@ -309,7 +309,10 @@ def test_chunked_folders_name_what_is_left_out(tmp_path):
             "/not/there/e.npy: cannot be read: No such file",
         ),
         ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": "e0.npy"}}}, "data, a list"),
-        ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}}, "data, a list"),
+        (
+            {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}},
+            "must be without surrogates and NUL",
+        ),
     ],
 )
 def test_chunked_metadata_that_contradict_themselves(tmp_path, changes, error):
@@ -351,7 +354,8 @@ def test_ogb_text(tmp_path):
 @pytest.mark.parametrize(
     ("names", "triplets", "error"),
     [
-        ("a\n4\n", "../../x___a,r,a\n", "is no name of a type"),
+        ("a\n4\n", "../../x___a,r,a\n", "an edge type is <src>,<rel>,<dst>, with types of"),
+        ("a\n4\n", "a,../r,a\n", "is no name of a type"),
         ("a,/tmp\n4,4\n", "a,r,a\n", "is no name of a type"),
         ("a,a\n4,5\n", "a,r,a\n", "a node type is there twice"),
         ("a\n4\n", "a,r,a\na,r,a\n", "is there twice"),

@@ -159,7 +159,10 @@ def rewrite(path: Path, change) -> None:
             "ranges in node_map do not follow each other",
         ),
         (lambda text: text.replace("part0/graph.dgl", "part1/graph.dgl"), "its own nodes are not those that g.json"),
-        (lambda text: text.replace("author:writes", "paper:writes"), "edges of 'paper:writes:paper' join 'author' and"),
+        (
+            lambda text: text.replace("author:writes", "paper:writes"),
+            "'paper:writes:paper', whose edges join 'author'",
+        ),
         (lambda text: text.replace('"part_graph": "part1/graph.dgl"', '"part_graph_graphbolt": "a.pt"'), "is a pickle"),
         (lambda text: text.replace('"node_feats": "part0', '"node_feats": "part1'), "must have .* rows"),
     ],

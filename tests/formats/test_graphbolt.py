@@ -133,13 +133,14 @@ def change(path, value):
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
-        (change("graph", None), "graph must be a mapping"),
+        (change("graph", 3), "graph must be a mapping"),
+        (change("graph", None), "nodes must name at least one type"),
         (change("graph/nodes", None), "nodes must name at least one type"),
         (change("graph/nodes/0/num", -1), "with num, its number of nodes"),
         (change("graph/nodes/0/num", "6"), "with num, its number of nodes"),
-        (change("graph/nodes/0", 3), "nodes must be a list of mappings"),
+        (change("graph/nodes/0", 3), "nodes must be a mapping"),
         (change("graph/edges", []), "edges must name at least one relation"),
-        (change("graph/edges/0/type", "a:b:c"), "<src>:<rel>:<dst> of types in nodes"),
+        (change("graph/edges/0/type", "a:b:c"), "<src>:<rel>:<dst>, with types of"),
         (change("graph/edges/0/path", None), "path must be a string"),
         (change("graph/edges/0/path", "no.csv"), r"no\.csv: cannot be read: No such file"),
         (change("graph/edges/0/format", "parquet"), "format must be numpy, or csv"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.dgl_folders import _read_yaml
+from mpigraph.formats.graphbolt import _read_yaml
 from mpigraph.formats.input_files import in_natural_order
 
 
@@ -19,8 +19,8 @@ def test_numbers_in_names_count_by_their_value():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "must be a YAML mapping"),
-        (b"3", "must be a YAML mapping"),
+        (b"", "must be a mapping"),
+        (b"3", "must be a mapping"),
         (b"a: [", "line 1"),
         (b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         (b"a: !!int ''", "cannot be read as YAML"),

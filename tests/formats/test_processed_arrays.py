@@ -5,7 +5,7 @@ import pytest
 from input_checks import bytes_in_memory, check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import datasets
+from mpigraph.formats import processed_arrays
 from mpigraph.formats.readers import read_source
 
 RNG = np.random.default_rng(0)
@@ -66,8 +66,8 @@ def test_nodes_behind_the_labels_are_in_no_mask(tmp_path):
 
 
 def test_the_papers_of_size_full_that_are_not_labelled(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets, "_FULL", 10)
-    monkeypatch.setattr(datasets, "_LABELLED_OF_FULL", {"label": 5, "label_2K": 3})
+    monkeypatch.setattr(processed_arrays, "_FULL", 10)
+    monkeypatch.setattr(processed_arrays, "_LABELLED_OF_FULL", {"label": 5, "label_2K": 3})
     paper = read_source(write(tmp_path / "full", raw=True)).node_feats["paper"]
     assert rows(paper["label"].values).tolist() == [0, 1, 2, 3, 0, -1, -1, -1, -1, -1]
     assert rows(paper["label_2K"].values).tolist() == [0, 100, 200, -1, -1, -1, -1, -1, -1, -1]
@@ -80,7 +80,7 @@ def test_the_papers_of_size_full_that_are_not_labelled(tmp_path, monkeypatch):
         ("paper__cites__paper/edge_index.npy", np.zeros((2, 3), int), "two columns of integers"),
         ("paper__cites__paper/edge_index.npy", np.zeros((3, 2)), "two columns of integers"),
         ("paper__cites__paper/edge_index.npy", b"", "cannot be read"),
-        ("a__b__c__d/edge_index.npy", np.zeros((3, 2), int), "edges of one relation"),
+        ("a__b__c__d/edge_index.npy", np.zeros((3, 2), int), "an edge type is <src>__<rel>__<dst>"),
         ("paper/node_label_19.npy", np.zeros(11), "a label for each of 10 nodes"),
         ("paper/node_label_19.npy", np.zeros((10, 2)), "a label for each of 10 nodes"),
         ("paper/node_label_19.npy", b"1", "its 1 bytes are no rows of 1 float32"),

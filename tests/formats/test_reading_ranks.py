@@ -13,8 +13,8 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import dgl_folders, dgl_parts, reading_ranks, table_columns, table_files
-from mpigraph.formats.dgl_parts import _read_part_graph
+from mpigraph.formats import dgl_parts, graphbolt, reading_ranks, table_columns, table_files
+from mpigraph.formats.dgl_binary import read_part_graph
 from mpigraph.formats.input_files import mapped_npy
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
@@ -143,8 +143,8 @@ def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
-    ends_in_csv = dgl_folders._ends_in_csv
-    monkeypatch.setattr(dgl_folders, "_ends_in_csv", lambda *a: calls.append(a) or ends_in_csv(*a))
+    ends_in_csv = graphbolt._ends_in_csv
+    monkeypatch.setattr(graphbolt, "_ends_in_csv", lambda *a: calls.append(a) or ends_in_csv(*a))
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             entry = "{nodes: [{num: 4}], edges: [{format: csv, path: e.csv}]}"
@@ -169,7 +169,7 @@ def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypa
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 def test_parts_of_dgl_are_read_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
-    monkeypatch.setattr(dgl_parts, "_read_part_graph", lambda path: calls.append(path) or _read_part_graph(path))
+    monkeypatch.setattr(dgl_parts, "read_part_graph", lambda path: calls.append(path) or read_part_graph(path))
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             parts = [np.arange(count) % 2 for count in typed_source().num_nodes]

@@ -1,0 +1,262 @@
+"""Read the directory of an OGB node-property dataset, without the ogb package and without pickle.
+
+==================  =============================================  ==================================================
+under ``raw/``      homogeneous, such as ogbn_products             typed, such as ogbn_mag
+==================  =============================================  ==================================================
+text layout         ``num-node-list.csv.gz``                       ``num-node-dict.csv.gz`` (names, then counts)
+                                                                   ``triplet-type-list.csv.gz``
+                    ``edge.csv.gz``, ``edge-feat.csv.gz``,         the same in ``relations/<src>___<rel>___<dst>/``
+                    ``edge_<x>.csv.gz``, ``num-edge-list.csv.gz``
+                    ``node-feat.csv.gz``, ``node_<x>.csv.gz``      the same in ``node-feat/<type>/``
+                    ``node-label.csv.gz``                          ``node-label/<type>/node-label.csv.gz``
+binary layout       ``data.npz``: ``edge_index``,                  ``num_nodes_dict.npz``, ``num_edges_dict.npz``,
+                    ``num_nodes_list``, ``num_edges_list``,        ``edge_index_dict.npz``, ``node_<x>.npz`` and
+                    ``node_<x>``, ``edge_<x>``                     ``edge_<x>.npz`` (also ``..._dict.npz``)
+                    ``node-label.npz``                             ``node-label.npz``
+beside ``raw/``     ``split/<name>/{train,valid,test}.csv.gz``     ``split/<name>/<type>/{train,valid,test}.csv.gz``
+==================  =============================================  ==================================================
+
+``node_<x>`` and ``edge_<x>`` become features "<x>": int64 where all are integers, else float32. In typed datasets
+features, labels and splits are there for some types or none, the arrays of npz files are named by type or by
+``<src>___<rel>___<dst>``, and types and relations get ids in alphabetical order, as from OGB's own reader. Arrays that
+an npz file stores as they are (``np.savez``) are mapped, compressed ones (``np.savez_compressed``) read.
+
+The files do not tell if each edge is stored once: OGB's package knows it by the name of the dataset
+(``_STORED_ONCE``). Where neither the directory's name nor the user tells it, ``left_out`` asks.
+"""
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import Array
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.declared import as_column, ends_of, feature_of, masks_of, relation_of
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, opened, reading
+from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
+from mpigraph.formats.table_columns import chunks_of_numbers
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+from mpigraph.partition.source import Feature, GraphSource
+
+_STORED_ONCE = ("ogbn-products", "ogbn-proteins")
+_KNOWN = (*_STORED_ONCE, "ogbn-arxiv", "ogbn-papers100M", "ogbn-mag")
+_SEPARATOR = "___"
+_ARRAY = re.compile(r"(?:num[-_](node|edge)s?[-_](?:list|dict)|(node|edge)[-_](.+?)(?:_dict)?)(?:\.csv\.gz|\.npz)?")
+_OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
+_DTYPES = {"": np.int64, "feat": np.float32, "label": np.float64}
+
+Owner = str | Relation
+"""A node type or a relation."""
+
+
+def _read(path: Path, options: ReadOptions) -> GraphSource:
+    known = _known(path, options.dataset)
+    raw = _Raw(path / "raw", FolderFiles(path))
+    readers = {
+        "edge_index_dict.npz": raw.read_typed_arrays,
+        "triplet-type-list.csv.gz": raw.read_typed_text,
+        "data.npz": raw.read_arrays,
+        "edge.csv.gz": raw.read_text,
+    }
+    layout = next((name for name in readers if (raw.folder / name).is_file()), None)
+    if layout is None:
+        raise GraphDataError("raw/ has neither edge.csv.gz nor data.npz, nor the files of a typed dataset")
+    readers[layout]()
+    raw.read_split(path / "split")
+    source = raw.source()
+    if known in _STORED_ONCE:
+        source = add_reverse_edges(source)
+    questions = []
+    if known is None and layout == "edge.csv.gz" and not options.adds_reverse:
+        questions.append(
+            f"reverse edges: no file says whether each of the {source.num_edges()} edges is stored once, as those of "
+            f"{' and '.join(_STORED_ONCE)} are: if it is, add them by "
+            "--undirected, or name a dataset of OGB by --dataset"
+        )
+    return replace(source, left_out=(*questions, *raw.left_out, *raw.files.left_out()))
+
+
+def _known(path: Path, dataset: str | None) -> str | None:
+    """Return the known dataset that the user names, or else the directory; None if the directory names none."""
+    name = (path.resolve().name if dataset is None else dataset).lower().replace("_", "-")
+    known = next((known for known in _KNOWN if known.lower() == name), None)
+    if dataset is not None and known is None:
+        raise GraphDataError(f"there is no OGB dataset {dataset!r} (known: {', '.join(_KNOWN)})")
+    return known
+
+
+@dataclass
+class _Raw:
+    """The content of ``raw/``, while it is read."""
+
+    folder: Path
+    files: FolderFiles
+    counts: dict[str, int] = field(default_factory=dict)
+    said: dict[Relation, tuple[str, int]] = field(default_factory=dict)  # files that say numbers of edges, and these
+    edges: dict[Relation, tuple[Array, Array]] = field(default_factory=dict)
+    feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+
+    def read_arrays(self) -> None:
+        for path in (self.folder / "data.npz", self.folder / "node-label.npz"):
+            for key, values in mapped_npz(self.files.read(path)).items():
+                kind, name = _kind_and_name(key)
+                if kind:
+                    self._add(f"{path.name}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, values)
+                else:
+                    self.left_out.append(f"raw/{path.name}: {key} begins with neither node_ nor edge_")
+
+    def read_typed_arrays(self) -> None:
+        for path in sorted(self.folder.glob("*.npz")):
+            kind, name = _kind_and_name(path.name)
+            for key, values in mapped_npz(self.files.read(path)).items() if kind else ():
+                owner = key if kind == "node" else relation_of(key, _SEPARATOR, None, path.name)
+                self._add(f"{path.name}: {key}", owner, name, values)
+
+    def read_text(self) -> None:
+        for name in ("num-node-list.csv.gz", "node-label.csv.gz"):
+            self._file(self.folder / name)
+        self._read_folder(self.folder, "node", DEFAULT_NTYPE)
+        self._read_folder(self.folder, "edge", DEFAULT_ETYPE)
+
+    def read_typed_text(self) -> None:
+        place = "num-node-dict.csv.gz"
+        names, *rows = self._words(self.folder / place) or [[]]  # lines of type names and of counts
+        if len(rows) != 1 or len(rows[0]) != len(names):
+            raise GraphDataError(f"{place} must have a count for each of the node types {names}, of one graph")
+        if len(set(names)) < len(names):
+            raise GraphDataError(f"{place}: a node type is there twice ({names})")
+        self.counts |= zip(names, map(int, rows[0]), strict=True)
+        place = "triplet-type-list.csv.gz"
+        for triple in self._words(self.folder / place):
+            relation = relation_of(",".join(triple), ",", self.counts, place)
+            if relation in self.edges:
+                raise GraphDataError(f"{place}: {relation} is there twice")
+            self._read_folder(_inside(self.folder / "relations", _SEPARATOR.join(relation)), "edge", relation)
+        for name in ("feat", "label"):
+            for ntype in self.counts:
+                self._read_folder(_inside(self.folder / f"node-{name}", ntype), "node", ntype)
+            self._check_promises(self.folder / f"nodetype-has-{name}.csv.gz", self.folder / f"node-{name}")
+
+    def read_split(self, folder: Path) -> None:
+        """Read the first folder that is a split, of all nodes or of those of some types."""
+        is_split = (
+            it for it in sorted(folder.glob("*")) if any((*it.glob("train.csv.gz"), *it.glob("*/train.csv.gz")))
+        )
+        split = next(is_split, None)
+        if split is None:
+            return
+        self._check_promises(split / "nodetype-has-split.csv.gz", split)
+        for ntype, count in self.counts.items():
+            of_type = split if set(self.counts) == {DEFAULT_NTYPE} else split / ntype
+            paths = {name: of_type / f"{name}.csv.gz" for name in ("train", "valid", "test")}
+            if paths["train"].is_file():
+                ids = {name: (_short(path), self._table(path, np.int64).reshape(-1)) for name, path in paths.items()}
+                self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, count)
+
+    def source(self) -> GraphSource:
+        for relation, (place, count) in self.said.items():
+            num_edges = len(self.edges[relation][0]) if relation in self.edges else 0
+            if count != num_edges:
+                raise GraphDataError(f"{place} says {count} edges, but there are {num_edges}")
+        node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in self.counts}
+        node_feats |= {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
+        edge_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, tuple)}
+        return graph_of(self.counts, self.edges, node_feats, edge_feats)
+
+    def _add(self, place: str, owner: Owner, name: str, values: Array) -> None:
+        """Add an array of a node type or relation, which ``place`` holds; a name "" means their number."""
+        if not name:
+            if values.size != 1:
+                raise GraphDataError(f"{place} must be one number, of one graph (got {values.size} numbers)")
+            number = int(values.reshape(-1)[0])
+            if isinstance(owner, str):
+                self.counts[owner] = number
+            else:
+                self.said[owner] = place, number
+        elif isinstance(owner, tuple) and name == "index":
+            self.edges[owner] = ends_of(place, values)
+        else:
+            table = self.feats.setdefault(owner, {})
+            if name in table:
+                raise GraphDataError(f"{place}: feature {name!r} of {owner!r} is there twice")
+            table[name] = feature_of(name, as_column(values) if name == "label" else values)
+
+    def _read_folder(self, folder: Path, kind: str, owner: Owner) -> None:
+        """Read the files of text in a folder that are of nodes, or of edges."""
+        if isinstance(owner, tuple):
+            path = folder / "edge.csv.gz"
+            src, dst = ends_of(_short(path), self._edges(path), in_columns=True)
+            self.edges[owner] = np.ascontiguousarray(src), np.ascontiguousarray(dst)
+        for path in sorted(folder.glob("*.csv.gz")):
+            of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
+            if of_kind == kind:
+                values = self._values(path, name)
+                self._add(_short(path), owner, name, values if name == "feat" else as_column(values))
+
+    def _values(self, path: Path, name: str) -> Array:
+        if name not in _DTYPES:
+            with suppress(GraphDataError):  # no integers
+                return self._table(path, np.int64)
+        return self._table(path, _DTYPES.get(name, np.float32))
+
+    def _table(self, path: Path, dtype: npt.DTypeLike) -> Array:
+        """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where floats are."""
+        chunks = list(chunks_of_numbers(self._file(path), np.dtype(dtype)))
+        return np.concatenate(chunks) if chunks else np.zeros((0, 1), dtype)
+
+    def _edges(self, path: Path) -> Array:
+        dtype = np.dtype(np.int32 if max(self.counts.values()) < 2**31 else np.int64)
+        chunks = [np.zeros((0, 2), dtype)]
+        for chunk in chunks_of_numbers(self._file(path), np.dtype(np.int64)):
+            small = chunk.astype(dtype)
+            chunks.append(small if (small == chunk).all() else chunk)  # what does not fit is no node, and is told so
+        return np.concatenate(chunks[1:] or chunks)
+
+    def _words(self, path: Path) -> list[list[str]]:
+        with reading(path), opened(self._file(path)) as file:
+            return [line.strip().split(",") for line in file.read().decode().splitlines() if line.strip()]
+
+    def _file(self, path: Path) -> Path:
+        if not path.is_file():
+            raise GraphDataError(f"{_short(path)} is missing")
+        return self.files.read(path)
+
+    def _check_promises(self, path: Path, folder: Path) -> None:
+        """Check that a folder has what a file says: a line of type names, then a line of True and False."""
+        names, *rows = (self._words(path) if os.path.lexists(path) else []) or [[]]
+        for name, promise in ((name, promise) for row in rows for name, promise in zip(names, row, strict=False)):
+            if promise == "True" and not (folder / name).is_dir():
+                raise GraphDataError(f"{_short(path)} says that {name!r} has files in {_short(folder)}, which has none")
+
+
+def _kind_and_name(name: str) -> tuple[str, str]:
+    """Return "node" or "edge" and the name of a file or array of them, "" for their number; "" and "" for another."""
+    match = _ARRAY.fullmatch(name)
+    return (match[1] or match[2], match[3] or "") if match else ("", "")
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the folder of a type, which leads nowhere else."""
+    if name in (".", "..") or "/" in name or "\0" in name:
+        raise GraphDataError(f"{name!r} is no name of a type")
+    return folder / name
+
+
+def _short(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+OGB_TEXT = Layout(
+    "OGB",
+    "raw/",
+    lambda path: any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "triplet-type-list.csv.gz")),
+    _read,
+    ("dataset",),
+)
+OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read, ("dataset",), by_all_ranks=True)
