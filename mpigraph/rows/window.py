@@ -46,7 +46,7 @@ class RowWindow:
         words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
         like: [0, words], of the shape and dtype of rows that travel.
         tensors: numbers of those that have a table and are not closed; none if the tables are no tensors.
-        untold: numbers of those of which this rank has written rows, or may at any time, unknown to others yet.
+        untold: numbers of those whose rows this rank has written, or may at any time, unknown to others yet.
         version: grows with that of any tensor; the same on every rank after each control call.
     """
 
