@@ -112,6 +112,7 @@ class _Raw:
                     self.left_out.append(f"raw/{path.name}: {key} begins with neither node_ nor edge_")
 
     def read_typed_arrays(self) -> None:
+        mapped_npz(self.folder / "num_nodes_dict.npz")  # must be there
         for path in sorted(self.folder.glob("*.npz")):
             kind, name = _kind_and_name(path.name)
             for key, values in mapped_npz(self.files.read(path)).items() if kind else ():

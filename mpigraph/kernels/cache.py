@@ -121,7 +121,7 @@ def _alone_on_this_machine(name: str) -> Iterator[None]:
     """Be the only process that loads or compiles a kernel; go on after the timeout, since a stopped one may hold it."""
     lock: TextIOWrapper | None = None
     with suppress(OSError):  # without locks each process compiles
-        lock = open(_folder_of_locks() / f"{name}.lock", "w")
+        lock = open(_folder_of_locks() / f"{name}-{_hash()}.lock", "w")
     end = time.monotonic() + timeout()
     while lock is not None:
         try:

@@ -53,7 +53,8 @@ def run(tree: Path, ranks: int, *words: object, layout: tuple[int, int, int, str
         env |= {"MPIGRAPH_NUM_SERVERS": str(servers), "MPIGRAPH_TRANSPORT": rows, "MPIGRAPH_SAMPLING": sampling}
         env |= {"MPIGRAPH_RANKS_PER_NODE": str(per_node)} if per_node else {}
     launcher = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
-    done = subprocess.run([*launcher, sys.executable, *map(str, words)], env=env, capture_output=True, text=True)
+    command = [*launcher, sys.executable, *map(str, words)]
+    done = subprocess.run(command, env=env, cwd=tree, capture_output=True, text=True)  # -m looks in cwd first
     if done.returncode:
         sys.exit(
             f"{' '.join(map(str, words))} on {layout or ranks}: status {done.returncode}\n{done.stdout}{done.stderr}"

@@ -124,7 +124,9 @@ def test_a_process_that_holds_a_lock_for_ever_keeps_no_other_one_waiting(tmp_pat
     env = {"TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "kernels"), "MPIGRAPH_TIMEOUT": "0.5"}
     with ExitStack() as stack:
         for kernel in ("mix64", "_combine"):
-            flock(stack.enter_context(open(locks / f"mpigraph.kernels.rng.{kernel}.lock", "w")), LOCK_EX)
+            flock(
+                stack.enter_context(open(locks / f"mpigraph.kernels.rng.{kernel}-{cache._hash()}.lock", "w")), LOCK_EX
+            )
         done = run_job([sys.executable, "-c", script], clean_environment() | env)
     assert done.status == 0 and int(done.stdout) == int(combine(1, 2)), done.output
 
@@ -132,7 +134,7 @@ def test_a_process_that_holds_a_lock_for_ever_keeps_no_other_one_waiting(tmp_pat
 def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
     with pytest.raises(TypingError):
         find_in_rows(*["text"] * 7)
-    with open(cache._folder_of_locks() / "mpigraph.kernels.csr.find_in_rows.lock", "w") as lock:
+    with open(cache._folder_of_locks() / f"mpigraph.kernels.csr.find_in_rows-{cache._hash()}.lock", "w") as lock:
         flock(lock, LOCK_EX | LOCK_NB)
     assert REPORT.status() == ""
 
