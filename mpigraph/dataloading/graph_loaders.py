@@ -4,16 +4,26 @@ Edges are training examples, and the blocks those of their end nodes.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast, overload
 
 import torch
+from typing_extensions import Unpack
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, check_edge_times
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Making, Stages
-from mpigraph.dataloading.loader import Batching, LoaderOptions, SampledDataLoader, arguments, check_foreign
+from mpigraph.dataloading.loader import (
+    Batch,
+    Batching,
+    Foreign,
+    LoaderOptions,
+    Options,
+    SampledDataLoader,
+    arguments,
+    check_foreign,
+)
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_of_edges, pyg_of_nodes
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, check_graph, has_method, needs_of
@@ -34,11 +44,29 @@ from mpigraph.distgraph.typed_ids import (
     unwrap_nodes,
 )
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID, EdgeType
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
 
+# What loaders yield, for type checkers. Whether nodes are a tensor or go by type depends on the graph.
+_OfNodes: TypeAlias = tuple[Any, Any, list[Block]]
+_OfEdges: TypeAlias = tuple[Any, HeteroGraph, list[Block]]
+_WithNegatives: TypeAlias = tuple[Any, HeteroGraph, HeteroGraph, list[Block]]
 
-class DistNodeDataLoader(SampledDataLoader):
+
+class _NodeOptions(Options, total=False):
+    input_time: NodeIds | None
+
+
+class _EdgeOptions(Options, total=False):
+    exclude: Exclude
+    reverse_eids: ReverseEids
+    reverse_etypes: ByEdgeType[EdgeType] | None
+    edge_label_time: EdgeIds | None
+
+
+class DistNodeDataLoader(SampledDataLoader[Batch]):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.
 
     Where the graph has several node types, input and output nodes are by type: input nodes with every type, output
@@ -83,6 +111,30 @@ class DistNodeDataLoader(SampledDataLoader):
     Every trainer raises these, whichever has the reason.
     """
 
+    @overload
+    def __init__(
+        self: "DistNodeDataLoader[_OfNodes]",
+        g: DistGraph,
+        nids: NodeIds,
+        graph_sampler: BlockSampler,
+        device: torch.device | str | None = None,
+        *,
+        output: Literal["dgl"] = "dgl",
+        **options: Unpack[_NodeOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "DistNodeDataLoader[Any]",
+        g: DistGraph,
+        nids: NodeIds,
+        graph_sampler: BlockSampler,
+        device: torch.device | str | None = None,
+        *,
+        output: str,
+        **options: Unpack[_NodeOptions],
+    ) -> None: ...
+
     @collective("trainers")
     def __init__(
         self,
@@ -104,7 +156,7 @@ class DistNodeDataLoader(SampledDataLoader):
         lookahead: int | None = None,
         pin_memory: bool = False,
         queue_size: int | None = None,
-        **foreign: object,
+        **foreign: Unpack[Foreign],
     ) -> None:
         options = LoaderOptions(device, features, labels, output, input_time, cache, lookahead, pin_memory)
         batching = Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
@@ -150,7 +202,7 @@ def _blocks_of_nodes(
     return sample, rows, rows.announce, [rows.inputs]
 
 
-class DistEdgeDataLoader(SampledDataLoader):
+class DistEdgeDataLoader(SampledDataLoader[Batch]):
     """Minibatches of edges: yields ``(input_nodes, pair_graph, blocks)``.
 
     With a negative sampler: ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. The pair graphs have the seed
@@ -183,6 +235,45 @@ class DistEdgeDataLoader(SampledDataLoader):
         FieldNameError, CollectiveError, GraphDataError: as there.
     """
 
+    @overload
+    def __init__(
+        self: "DistEdgeDataLoader[_OfEdges]",
+        g: DistGraph,
+        eids: EdgeIds,
+        graph_sampler: BlockSampler,
+        device: torch.device | str | None = None,
+        *,
+        negative_sampler: None = None,
+        output: Literal["dgl"] = "dgl",
+        **options: Unpack[_EdgeOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "DistEdgeDataLoader[_WithNegatives]",
+        g: DistGraph,
+        eids: EdgeIds,
+        graph_sampler: BlockSampler,
+        device: torch.device | str | None = None,
+        *,
+        negative_sampler: NegativesOf,
+        output: Literal["dgl"] = "dgl",
+        **options: Unpack[_EdgeOptions],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: "DistEdgeDataLoader[Any]",
+        g: DistGraph,
+        eids: EdgeIds,
+        graph_sampler: BlockSampler | EdgePredictionSampler,
+        device: torch.device | str | None = None,
+        *,
+        negative_sampler: NegativesOf | None = None,
+        output: str = "dgl",
+        **options: Unpack[_EdgeOptions],
+    ) -> None: ...
+
     @collective("trainers")
     def __init__(
         self,
@@ -208,7 +299,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         lookahead: int | None = None,
         pin_memory: bool = False,
         queue_size: int | None = None,
-        **foreign: object,
+        **foreign: Unpack[Foreign],
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
         with arguments(check_graph(g).session):

@@ -16,9 +16,10 @@ from difflib import get_close_matches
 from functools import partial
 from inspect import signature
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypedDict
 
 import torch
+from typing_extensions import TypeVar, Unpack
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
@@ -39,19 +40,55 @@ from mpigraph.session.context import CREATING, Session, check_seed, current
 from mpigraph.session.control import Operation
 from mpigraph.trace import met, span
 
-# Options of DGL's and PyTorch's loaders, of every version, that ours lack.
-#
-# Some change nothing here; the others raise an error that says what to do instead.
+Batch = TypeVar("Batch", default=Any)
+"""What a loader yields."""
 
-# They are about processes that sample, copies to a GPU, and how ids are shared: a trainer has threads, a stream of its
-# own, and its own ids.
-_CHANGE_NOTHING = frozenset(
+
+class Foreign(TypedDict, total=False):
+    """Options of DGL's and PyTorch's loaders, of every version, that ours lack and that change nothing here.
+
+    They are about processes that sample, copies to a GPU, and how ids are shared: a trainer has threads, a stream of
+    its own, and its own ids.
     """
-    async_load cpu_worker_affinity_cores ddp_seed gb_padding gpu_cache in_order multiprocessing_context num_workers
-    persistent_workers pin_memory_device pin_prefetcher prefetch_factor timeout use_alternate_streams
-    use_cpu_worker_affinity use_ddp use_prefetch_thread use_uva worker_init_fn
-    """.split()
-)
+
+    async_load: object
+    cpu_worker_affinity_cores: object
+    ddp_seed: object
+    gb_padding: object
+    gpu_cache: object
+    in_order: object
+    multiprocessing_context: object
+    num_workers: object
+    persistent_workers: object
+    pin_memory_device: object
+    pin_prefetcher: object
+    prefetch_factor: object
+    timeout: object
+    use_alternate_streams: object
+    use_cpu_worker_affinity: object
+    use_ddp: object
+    use_prefetch_thread: object
+    use_uva: object
+    worker_init_fn: object
+
+
+class Options(Foreign, total=False):
+    """The options that type checkers know of loaders of nodes and of edges, besides those that say what they yield."""
+
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    features: Names
+    labels: Names
+    num_prefetch: int
+    seed: int | None
+    cache: str | int | None
+    lookahead: int | None
+    pin_memory: bool
+    queue_size: int | None
+
+
+# Others raise an error that says what to do instead.
 _INSTEAD = {
     "cache_policy": "a full cache keeps the rows that are read soonest; cache= is its size",
     "g_sampling": "neighbours are sampled from the graph of the edges: leave it out; what to leave out of the graph is "
@@ -74,7 +111,7 @@ def check_foreign(loader: type, options: Mapping[str, object]) -> None:
         InvalidArgumentError: one would change something, or is unknown; says what to do.
     """
     for name, value in options.items():
-        if name in _CHANGE_NOTHING or (value is None and name in _INSTEAD):
+        if name in Foreign.__optional_keys__ or (value is None and name in _INSTEAD):
             continue
         if name in _INSTEAD:
             raise InvalidArgumentError(f"{loader.__name__} takes no {name}: {_INSTEAD[name]}")
@@ -86,7 +123,7 @@ def check_foreign(loader: type, options: Mapping[str, object]) -> None:
 
 def without_processes(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without those that change nothing on a :class:`DistGraph`."""
-    return {name: value for name, value in options.items() if name not in _CHANGE_NOTHING}
+    return {name: value for name, value in options.items() if name not in Foreign.__optional_keys__}
 
 
 _CLOSED = "the loader was closed"
@@ -169,7 +206,7 @@ class _Epochs:
             self.session.control.drop(number)
 
 
-class DistDataLoader:
+class DistDataLoader(Generic[Batch]):
     """Batches of a dataset of ids, made by the user's ``collate_fn``.
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
@@ -193,7 +230,7 @@ class DistDataLoader:
         *,
         num_prefetch: int = 2,
         seed: int | None = None,
-        **foreign: object,
+        **foreign: Unpack[Foreign],
     ) -> None:
         """Plan the batches.
 
@@ -234,7 +271,7 @@ class DistDataLoader:
         self._passes = Passes(session.world, session.rank, seeds, batch_size, shuffle, drop_last, seed)
         if not has_own_seed and (shuffle or collate_fn is not None):
             self._passes.begun = session.loaders_begun
-        self._running: Iterator[Any] | None = None
+        self._running: Iterator[Batch] | None = None
         self._passes.fingerprint["loader"] = type(self).__name__
         session.num_loaders += 1
         session.loaders[session.num_loaders] = self
@@ -299,7 +336,7 @@ class DistDataLoader:
         """Return the number of the next epoch, and the kind of loader."""
         return self._passes.next, f"{type(self).__name__}, {self._passes.fingerprint.get('sampler')}"
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Batch]:
         self._epochs.make_way()
         with UNINTERRUPTED:  # an epoch that has begun must be known, so that the next one waits for it
             plan, before = self._passes.begin(), self.stats()
@@ -307,7 +344,7 @@ class DistDataLoader:
             batches = self._epochs.start(plan, seeds_at, self._stages)
             return _hold(self, plan, before, map(self._stages.receive, batches))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Batch:
         """Return the next batch of the loader's own pass: DGL's loaders are their own iterators."""
         if self._running is None:
             self._running = iter(self)
@@ -343,7 +380,9 @@ def arguments(session: Session) -> Iterator[None]:
         raise
 
 
-def _hold(loader: DistDataLoader, plan: EpochPlan, before: LoaderStats, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(
+    loader: DistDataLoader[Batch], plan: EpochPlan, before: LoaderStats, batches: Iterator[Batch]
+) -> Iterator[Batch]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it.
 
     At the end, log what came to the stats since ``before``.
@@ -402,7 +441,7 @@ class LoaderOptions(NamedTuple):
     pin_memory: bool
 
 
-class SampledDataLoader(DistDataLoader):
+class SampledDataLoader(DistDataLoader[Batch]):
     """The common part of the loaders of nodes and of edges: a sampler makes the batches.
 
     Attributes:

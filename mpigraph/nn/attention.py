@@ -13,10 +13,14 @@ from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
 from mpigraph.nn.layers import ChecksInDegrees, Features, check_edge_weight, source_and_destination
 
+_Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
 
 class _AttentionLayer(ChecksInDegrees):
-    """Heads, the maps of both sides, residual and initialisation; a subclass makes ``res_fc`` and ``bias``, or None."""
+    """A layer of heads; a subclass makes its linear maps, then calls ``_complete``, and says what scores an edge."""
 
+    attn_l: nn.Parameter
+    attn_r: nn.Parameter
     bias: nn.Parameter | None
     res_fc: nn.Module | None
 
@@ -41,7 +45,6 @@ class _AttentionLayer(ChecksInDegrees):
         self.activation = activation
         self.feat_drop = Dropout(feat_drop)
         self.attn_drop = Dropout(attn_drop)
-        self.res_fc = None
         self._needs_pair = False
 
     def _make_maps(self, of_pairs: bool) -> None:
@@ -53,10 +56,19 @@ class _AttentionLayer(ChecksInDegrees):
         else:
             self.fc = nn.Linear(self._in_src, self._width, bias=False)
 
-    def _maps(self) -> tuple[nn.Module, nn.Module]:
-        return (self.fc_src, self.fc_dst) if self._needs_pair else (self.fc, self.fc)
+    def _residual(self, bias: bool) -> nn.Module:
+        return nn.Identity() if self._in_dst == self._width else nn.Linear(self._in_dst, self._width, bias=bias)
 
-    def _reset(self, *attention: torch.Tensor) -> None:
+    def _complete(self, residual: nn.Module | None, bias: bool, *attention: str) -> None:
+        """Make attention vectors of these names and a bias, and initialise all."""
+        self._attention = attention
+        for name in attention:
+            self.register_parameter(name, nn.Parameter(torch.empty(1, self._num_heads, self._out_feats)))
+        self.res_fc = residual
+        self.register_parameter("bias", nn.Parameter(torch.empty(self._width)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         """Reinitialise linear maps and attention: Glorot normal with the gain of ReLU; biases are 0."""
         gain = nn.init.calculate_gain("relu")
         for module in self.children():  # a map that both sides share once
@@ -64,13 +76,36 @@ class _AttentionLayer(ChecksInDegrees):
                 nn.init.xavier_normal_(module.weight, gain=gain)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-        for weight in attention:
-            nn.init.xavier_normal_(weight, gain=gain)
+        for name in self._attention:
+            nn.init.xavier_normal_(self.get_parameter(name), gain=gain)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def _mapped(self, graph: MessagePassing, feat: Features) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the mapped features of sources and destinations by head, and those of destinations after dropout."""
+    def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+        """Map [n, ..., in] to [n, ..., num_heads, out]."""
+        return torch.as_tensor(linear(rows)).reshape(*rows.shape[:-1], self._num_heads, self._out_feats)
+
+    def _maps(self) -> tuple[nn.Module, nn.Module]:
+        return (self.fc_src, self.fc_dst) if self._needs_pair else (self.fc, self.fc)
+
+    def _terms(self, of_src: torch.Tensor, of_dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what the two ends of an edge add to its score, from mapped rows by head."""
+        # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
+        return _dots(of_src, self.attn_l), _dots(of_dst, self.attn_r)
+
+    def _scores(self, terms: torch.Tensor, of_edges: torch.Tensor | None) -> torch.Tensor:
+        """Return scores, [num_edges, ..., num_heads, 1], from the sums of the ends' terms and mapped rows of edges."""
+        return F.leaky_relu(terms, self._negative_slope)
+
+    def _attended(
+        self,
+        graph: MessagePassing,
+        feat: Features,
+        get_attention: bool,
+        edge_weight: torch.Tensor | None = None,
+        edges: tuple[nn.Module, torch.Tensor] | None = None,
+    ) -> _Result:
+        """Apply the layer; ``edges`` are the linear map and the features of edges."""
         if self._needs_pair and not isinstance(feat, tuple):
             raise InvalidArgumentError("a layer of two input widths needs a pair of features")
         self._check_in_degrees(graph)
@@ -78,19 +113,30 @@ class _AttentionLayer(ChecksInDegrees):
         of_src, of_dst = self._maps()
         rows = self._by_head(of_src, src)
         is_known = of_src is of_dst and not isinstance(feat, tuple)  # destinations are the first sources
-        return rows, rows[: graph.num_dst_nodes()] if is_known else self._by_head(of_dst, dst), dst
-
-    def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-        """Map [n, ..., in] to [n, ..., num_heads, out]."""
-        return torch.as_tensor(linear(rows)).reshape(*rows.shape[:-1], self._num_heads, self._out_feats)
-
-    def _finished(self, out: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
-        """Add residual and bias, and activate."""
+        dst_rows = rows[: graph.num_dst_nodes()] if is_known else self._by_head(of_dst, dst)
+        of_edges = None if edges is None else self._by_head(*edges)
+        with graph.local_scope():
+            graph.srcdata["ft"] = rows
+            graph.srcdata["el"], graph.dstdata["er"] = self._terms(rows, dst_rows)
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            attention = self.attn_drop(edge_softmax(graph, self._scores(graph.edata["e"], of_edges)))
+            if edge_weight is not None:
+                check_edge_weight(graph, edge_weight)
+                attention = attention * edge_weight.reshape(-1, *[1] * (attention.dim() - 1))
+            graph.edata["a"] = attention
+            if of_edges is not None:  # summed by themselves, so that the other sum is a sparse product
+                graph.edata["of_e"] = of_edges * attention
+            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "ft"))
+            out = torch.as_tensor(graph.dstdata["ft"])
+            if of_edges is not None:
+                graph.update_all(fn.copy_e("of_e", "m"), fn.sum("m", "of_e"))
+                out = out + graph.dstdata["of_e"]
         if self.res_fc is not None:
             out = out + self._by_head(self.res_fc, dst)
         if self.bias is not None:
             out = out + self.bias.reshape(self._num_heads, self._out_feats)
-        return out if self.activation is None else self.activation(out)
+        out = out if self.activation is None else self.activation(out)
+        return (out, attention) if get_attention else out
 
 
 def _dots(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -133,18 +179,9 @@ class GATConv(_AttentionLayer):
             in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
         )
         self._make_maps(isinstance(in_feats, tuple))
-        self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        width = self._width
-        mapped = residual and self._in_dst != width  # then the bias is that of res_fc, as in DGL
-        if residual:
-            self.res_fc = nn.Linear(self._in_dst, width, bias=bias) if mapped else nn.Identity()
-        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias and not mapped else None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Reinitialise the weights: Glorot normal with the gain of ReLU; the bias is 0."""
-        self._reset(self.attn_l, self.attn_r)
+        more = self._residual(bias) if residual else None
+        # a linear map has the bias, as in DGL
+        self._complete(more, bias and not isinstance(more, nn.Linear), "attn_l", "attn_r")
 
     def forward(
         self,
@@ -152,7 +189,7 @@ class GATConv(_AttentionLayer):
         feat: Features,
         edge_weight: torch.Tensor | None = None,
         get_attention: bool = False,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> _Result:
         """Apply the layer.
 
         Args:
@@ -170,22 +207,7 @@ class GATConv(_AttentionLayer):
             InvalidArgumentError: one tensor is given to a layer of two input widths or for a graph between two types,
                 or ``edge_weight`` does not have a row for each edge.
         """
-        rows, of_dst, dst = self._mapped(graph, feat)
-        with graph.local_scope():
-            # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
-            graph.srcdata.update({"ft": rows, "el": _dots(rows, self.attn_l)})
-            graph.dstdata["er"] = _dots(of_dst, self.attn_r)
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
-            attention = self.attn_drop(edge_softmax(graph, scores))
-            if edge_weight is not None:
-                check_edge_weight(graph, edge_weight)
-                attention = attention * edge_weight.reshape(-1, *[1] * (attention.dim() - 1))
-            graph.edata["a"] = attention
-            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "ft"))
-            out = torch.as_tensor(graph.dstdata["ft"])
-        out = self._finished(out, dst)
-        return (out, attention) if get_attention else out
+        return self._attended(graph, feat, get_attention, edge_weight)
 
 
 class GATv2Conv(_AttentionLayer):
@@ -201,6 +223,8 @@ class GATv2Conv(_AttentionLayer):
         bias: add a learnable bias in each linear map.
         share_weights: use one linear map for both sides; with one width of the input only.
     """
+
+    attn: nn.Parameter
 
     def __init__(
         self,
@@ -223,34 +247,20 @@ class GATv2Conv(_AttentionLayer):
         self.fc_src = nn.Linear(self._in_src, width, bias=bias)
         shared = share_weights and not isinstance(in_feats, tuple)
         self.fc_dst = self.fc_src if shared else nn.Linear(self._in_dst, width, bias=bias)
-        self.attn = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        if residual:
-            self.res_fc = nn.Linear(self._in_dst, width, bias=bias) if self._in_dst != width else nn.Identity()
-        self.register_parameter("bias", None)  # linear maps have theirs
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Reinitialise the weights: Glorot normal with the gain of ReLU; biases are 0."""
-        self._reset(self.attn)
+        self._complete(self._residual(bias) if residual else None, False, "attn")  # linear maps have their biases
 
     def _maps(self) -> tuple[nn.Module, nn.Module]:
         return self.fc_src, self.fc_dst
 
-    def forward(
-        self, graph: MessagePassing, feat: Features, get_attention: bool = False
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    def _terms(self, of_src: torch.Tensor, of_dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return of_src, of_dst
+
+    def _scores(self, terms: torch.Tensor, of_edges: torch.Tensor | None) -> torch.Tensor:
+        return _dots(F.leaky_relu(terms, self._negative_slope), self.attn)
+
+    def forward(self, graph: MessagePassing, feat: Features, get_attention: bool = False) -> _Result:
         """Apply the layer; arguments, results and errors are those of :meth:`GATConv.forward`."""
-        rows, of_dst, dst = self._mapped(graph, feat)
-        with graph.local_scope():
-            graph.srcdata["el"] = rows
-            graph.dstdata["er"] = of_dst
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = _dots(F.leaky_relu(graph.edata["e"], self._negative_slope), self.attn)
-            graph.edata["a"] = attention = self.attn_drop(edge_softmax(graph, scores))
-            graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "ft"))
-            out = torch.as_tensor(graph.dstdata["ft"])
-        out = self._finished(out, dst)
-        return (out, attention) if get_attention else out
+        return self._attended(graph, feat, get_attention)
 
 
 class EdgeGATConv(_AttentionLayer):
@@ -266,6 +276,8 @@ class EdgeGATConv(_AttentionLayer):
             in :class:`GATConv`.
         residual: add the destination's input, through a linear map.
     """
+
+    attn_edge: nn.Parameter
 
     def __init__(
         self,
@@ -284,23 +296,18 @@ class EdgeGATConv(_AttentionLayer):
         super().__init__(
             in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
         )
-        width = self._width
         self._make_maps(isinstance(in_feats, tuple))
-        self.fc_edge = nn.Linear(edge_feats, width, bias=False)
-        self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.attn_edge = nn.Parameter(torch.empty(1, num_heads, out_feats))
-        self.res_fc = nn.Linear(self._in_dst, width, bias=False) if residual else None
-        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
-        self.reset_parameters()
+        self.fc_edge = nn.Linear(edge_feats, self._width, bias=False)
+        more = nn.Linear(self._in_dst, self._width, bias=False) if residual else None
+        self._complete(more, bias, "attn_l", "attn_r", "attn_edge")
 
-    def reset_parameters(self) -> None:
-        """Reinitialise the weights: Glorot normal with the gain of ReLU; the bias is 0."""
-        self._reset(self.attn_l, self.attn_r, self.attn_edge)
+    def _scores(self, terms: torch.Tensor, of_edges: torch.Tensor | None) -> torch.Tensor:
+        assert of_edges is not None
+        return super()._scores(terms + _dots(of_edges, self.attn_edge), None)
 
     def forward(
         self, graph: MessagePassing, feat: Features, edge_feat: torch.Tensor, get_attention: bool = False
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> _Result:
         """Apply the layer; other arguments, results and errors are those of :meth:`GATConv.forward`.
 
         ``edge_feat`` is [num_edges, ..., edge_feats], in the order of edge ids, with the same dimensions between.
@@ -308,18 +315,4 @@ class EdgeGATConv(_AttentionLayer):
         Raises:
             GraphDataError: ``edge_feat`` does not have a row for each edge.
         """
-        rows, of_dst, dst = self._mapped(graph, feat)
-        of_edges = self._by_head(self.fc_edge, edge_feat)
-        with graph.local_scope():
-            graph.srcdata.update({"ft": rows, "el": _dots(rows, self.attn_l)})
-            graph.dstdata["er"] = _dots(of_dst, self.attn_r)
-            graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = graph.edata["e"] + _dots(of_edges, self.attn_edge)
-            attention = self.attn_drop(edge_softmax(graph, F.leaky_relu(scores, self._negative_slope)))
-            # the sum over u and that over e by themselves: the first is a sparse product, without a row for each edge
-            graph.edata.update({"a": attention, "m": of_edges * attention})
-            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "of_u"))
-            graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "of_e"))
-            out = torch.as_tensor(graph.dstdata["of_u"] + graph.dstdata["of_e"])
-        out = self._finished(out, dst)
-        return (out, attention) if get_attention else out
+        return self._attended(graph, feat, get_attention, edges=(self.fc_edge, edge_feat))

@@ -58,10 +58,22 @@ def test_types_of_an_installed_library(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "examples" / "typed.py").write_text(
         "import mpigraph as mg\n"
         "def length(g: mg.distributed.DistGraph, sampler: mg.dataloading.NeighborSampler) -> int:\n"
-        "    return len(mg.distributed.DistNodeDataLoader(g, None, sampler))\n"
+        "    for _, _, blocks in mg.distributed.DistNodeDataLoader(g, [0], sampler, num_workers=2):\n"
+        "        reveal_type(blocks)\n"
+        "    for batch in mg.distributed.DistEdgeDataLoader(g, [0], sampler, negative_sampler=lambda *_: ([], [])):\n"
+        "        reveal_type(batch)\n"
+        "    mg.distributed.DistEdgeDataLoader(g, [0], sampler, shufle=True)\n"
+        "    return len(mg.distributed.DistNodeDataLoader(g, None, sampler, output='pyg'))\n"
         "reveal_type(mg.graph)\n"
     )
     mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-executable", installed]
     done = run_job([*mypy, "quickstart.py", "typed.py"], clean_environment(), cwd=tmp_path / "examples")
-    assert '"None"' in done.output and "DistNodeDataLoader" in done.output, done.output
-    assert "HeteroGraph" in done.output and "quickstart.py" not in done.output, done.output
+    assert "quickstart.py" not in done.output, done.output
+    for line, said in (
+        (4, "list[mpigraph.graphs.block.Block]"),
+        (6, "HeteroGraph, mpigraph.graphs.hetero.HeteroGraph, list[mpigraph.graphs.block.Block]"),
+        (7, 'argument "shufle"'),
+        (8, '"None"'),
+        (9, "HeteroGraph"),
+    ):
+        assert re.search(rf"^typed.py:{line}:.*{re.escape(said)}", done.output, re.MULTILINE), done.output
