@@ -212,7 +212,7 @@ class Verify:
 
 
 @dataclass
-class Hosts:
+class HostOptions:
     """Options of both commands that reach hosts by ssh."""
 
     ip_config: str | None = of_dgl("the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number", "FILE")
@@ -221,7 +221,7 @@ class Hosts:
 
 
 @dataclass
-class Launch(Hosts):
+class Launch(HostOptions):
     """Start a job by the arguments of DGL's launch.py.
 
     By srun in a Slurm allocation, else by mpiexec on the hosts of ip_config.txt. Paths are relative to the workspace.
@@ -249,7 +249,7 @@ class Launch(Hosts):
 
 
 @dataclass
-class Copy(Hosts):
+class Copy(HostOptions):
     """Copy parts and scripts to the hosts by the arguments of DGL's copy_files.py.
 
     By rsync and ssh: part k of a graph to host k, its configuration and a folder of scripts to all. Inside of a Slurm

@@ -23,7 +23,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from mpigraph.cli.grammar import Hosts, Launch
+from mpigraph.cli.grammar import HostOptions, Launch
 from mpigraph.cli.main import note
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
@@ -45,7 +45,7 @@ class Host(NamedTuple):
     where: str
 
 
-def ssh_options(options: Hosts) -> list[str]:
+def ssh_options(options: HostOptions) -> list[str]:
     """Return the arguments of ssh for the two options; raise InvalidArgumentError if they are malformed."""
     port, user = options.ssh_port, options.ssh_username
     if port is not None and not 1 <= port <= 65535:

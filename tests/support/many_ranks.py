@@ -371,9 +371,8 @@ class Minibatches:
         rows = RowTensor(window, 0, 1, "g", "feat", Policy(True, 0), "float32", "float32")
         window.memory(0)[:] = np.arange(NODES)[:, None]
         session: Any = SimpleNamespace(world=world, pool=pool, check_thread=watched)
-        tensors = {("node", "feat"): DistTensor.of_rows(session, "g", rows)}
-        spaces: Any = SimpleNamespace(named=lambda *_: tensors)
-        fetcher: FeatureFetcher[str] = FeatureFetcher(spaces, False, ("feat",))
+        nodes: Any = SimpleNamespace(frames={"node": {"feat": DistTensor.of_rows(session, "g", rows)}})
+        fetcher: FeatureFetcher[str] = FeatureFetcher(nodes, False, ("feat",))
         fetcher.counted = True
         self._pipeline = Pipeline()
         if slots:
