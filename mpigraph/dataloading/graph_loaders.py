@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, cast, overload
 
 import torch
-from typing_extensions import Unpack
+from typing_extensions import Unpack  # torch depends on it
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective

@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypedDict
 
 import torch
-from typing_extensions import TypeVar, Unpack
+from typing_extensions import TypeVar, Unpack  # torch depends on it
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
