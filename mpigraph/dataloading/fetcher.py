@@ -104,7 +104,7 @@ class WindowFeatures(Generic[Kind]):
         return torch.from_numpy(numbers), counts
 
     def check_open(self, counts: Sequence[int]) -> None:
-        """Raise ClosedError if a tensor was closed of which rows are read: so many of each."""
+        """Raise ClosedError if a tensor was closed that has some of the rows: ``counts`` of each."""
         for tensor, asked in zip(self._tensors, counts, strict=True):
             if asked and tensor.handle.closed:
                 tensor.rows  # noqa: B018 - raises
