@@ -3,10 +3,11 @@
 All loaders gather features in :meth:`FeatureFetcher.fetch`. The caches have the user's options, sizes, and readers.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -94,15 +95,19 @@ class WindowFeatures(Generic[Kind]):
         """
         of_kinds = [ids(kind) for kind in self._kinds]
         counts = list(map(len, of_kinds))
-        for tensor, asked in zip(self._tensors, counts, strict=True):
-            if asked and tensor.handle.closed:
-                tensor.rows  # noqa: B018 - raises
+        self.check_open(counts)
         index = id_array(of_kinds[0] if len(of_kinds) == 1 else torch.cat(of_kinds), "ids of rows")
         if len(counts) == 1 or ((index < 0) | (index >= np.repeat(self._sizes, counts))).any():
             for tensor, own in zip(self._tensors, np.split(index, np.cumsum(counts)[:-1]), strict=True):
                 tensor.rows.check(own)
         numbers = self.rows.window.numbers(self._tables, index, np.array(counts))
         return torch.from_numpy(numbers), counts
+
+    def check_open(self, counts: Sequence[int]) -> None:
+        """Raise ClosedError if a tensor was closed that has some of the rows: ``counts`` of each."""
+        for tensor, asked in zip(self._tensors, counts, strict=True):
+            if asked and tensor.handle.closed:
+                tensor.rows  # noqa: B018 - raises
 
     def receive(self, count: int, pin_memory: bool, read: Callable[[Array], object]) -> torch.Tensor:
         """Return ``count`` rows, which ``read`` puts into memory."""
@@ -119,6 +124,20 @@ class WindowFeatures(Generic[Kind]):
             as_is = dtype == own.dtype and place not in given
             given.add(place)
             data(kind)[name] = own if as_is else own.to(dtype, copy=True)
+
+
+class _Asked(NamedTuple):
+    """The rows that a minibatch asks for.
+
+    Attributes:
+        numbers: int64[n], their numbers in the window, each once if minibatches repeat ids.
+        places: int64[m], then the place of each row of the minibatch among them.
+        counts: the rows of each tensor.
+    """
+
+    numbers: I64
+    places: torch.Tensor | None
+    counts: list[int]
 
 
 class FeatureFetcher(Generic[Kind]):
@@ -147,6 +166,7 @@ class FeatureFetcher(Generic[Kind]):
             by_window.setdefault(tensor.rows.window.number, {})[key] = tensor
         self.together: list[WindowFeatures[Kind]] = [WindowFeatures(features) for features in by_window.values()]
         self.upcoming: dict[tuple[object, ...], UpcomingReads] = {}
+        self._announced: deque[dict[tuple[object, ...], _Asked]] = deque()
         self.counted = False
         self._pin_memory = pin_memory
         self._repeated = repeated
@@ -156,15 +176,19 @@ class FeatureFetcher(Generic[Kind]):
 
         Raises OutOfRangeError if a row does not exist.
         """
+        known: dict[tuple[object, ...], _Asked] = {}
         for alike, upcoming in self.upcoming.items():
             of_reads = [of for of in self.together if of.alike == alike]
-            read, fresh = upcoming.announce(batch, self._once(of_reads[0].numbers(ids)[0])[0].numpy())
+            known[alike] = self._asked(of_reads[0], ids)
+            read, fresh = upcoming.announce(batch, known[alike].numbers)
             for of in of_reads:
                 if of.reader is not None:
                     of.reader.announce(read, fresh)
+        self._announced.append(known)
 
     def forget(self) -> None:
         """Forget all that was announced and not fetched."""
+        self._announced.clear()
         for upcoming in self.upcoming.values():
             upcoming.clear()
         for of in self.together:
@@ -175,24 +199,26 @@ class FeatureFetcher(Generic[Kind]):
         self, ids: Callable[[Kind], torch.Tensor], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
     ) -> None:
         """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
-        known: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor | None, list[int]]] = {}
+        known = self._announced.popleft() if self._announced else {}
         for of in self.together:
             if of.alike not in known:
-                asked: tuple[torch.Tensor, list[int]] = of.numbers(ids)
-                known[of.alike] = (*self._once(asked[0]), asked[1])
-            chosen, places, counts = known[of.alike]
+                known[of.alike] = self._asked(of, ids)
+            numbers, places, counts = known[of.alike]
             if of.reader is None:
-                rows = self._gather(of, chosen.numpy())
+                rows = self._gather(of, numbers)
             else:
+                of.check_open(counts)
                 read = of.reader.upcoming.reads[0]
                 rows = of.receive(len(read.ids), self._pin_memory, partial(of.reader.read, read))
             of.hand_out(rows if places is None else self._repeat(rows, places), counts, data)
         for upcoming in self.upcoming.values():
             upcoming.done()
 
-    def _once(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the ids, each once if they may repeat, and then the place of each original id among them."""
-        return by_first_appearance(ids) if self._repeated else (ids, None)
+    def _asked(self, of: WindowFeatures[Kind], ids: Callable[[Kind], torch.Tensor]) -> _Asked:
+        """Return the rows ``ids(type)`` of features. Raises OutOfRangeError, ClosedError."""
+        numbers, counts = of.numbers(ids)
+        once, places = by_first_appearance(numbers) if self._repeated else (numbers, None)
+        return _Asked(once.numpy(), places, counts)
 
     def _repeat(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         out = torch.empty(

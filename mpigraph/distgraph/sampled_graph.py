@@ -233,14 +233,9 @@ class SampledGraph(Graph[Features]):
         return {relation: torch.from_numpy(exist) for relation, exist in zip(pairs, answers, strict=True)}
 
     def _part(
-        self,
-        edges: Mapping[Relation, Edges],
-        nodes: Mapping[str, torch.Tensor] | None,
-        store_ids: bool,
-        device: torch.device | str | None,
+        self, edges: Mapping[Relation, Edges], nodes: Mapping[str, torch.Tensor] | None, store_ids: bool
     ) -> HeteroGraph:
-        part = part_of(self, edges, nodes, store_ids)
-        return part if device is None else part.to(device)
+        return part_of(self, edges, nodes, store_ids)
 
     def edge_weights(self, prob: FeatureName) -> dict[int, int]:
         """Return the number of the tensor of edge weights ``prob``, by relation id.

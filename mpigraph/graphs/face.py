@@ -96,13 +96,7 @@ class Graph(TypeNames, ABC, Generic[F]):
     def _have_edges(self, pairs: Mapping[Relation, Pair]) -> dict[Relation, torch.Tensor]:
         """Return bool[n], whether there are edges between nodes, which exist."""
 
-    def _part(
-        self,
-        edges: Mapping[Relation, Edges],
-        nodes: Mapping[str, torch.Tensor] | None,
-        store_ids: bool,
-        device: torch.device | str | None,
-    ) -> Any:
+    def _part(self, edges: Mapping[Relation, Edges], nodes: Mapping[str, torch.Tensor] | None, store_ids: bool) -> Any:
         """Return a :class:`.HeteroGraph` of edges whose ends are places in ``nodes``, by type; None means all nodes."""
         raise InvalidArgumentError("expected a graph that is not a block")
 
@@ -355,12 +349,13 @@ class Graph(TypeNames, ABC, Generic[F]):
         device: torch.device | str | None,
     ) -> Any:
         """Return the graph of edges, whose nodes are their ends if they are to be numbered anew."""
-        if not relabel_nodes:
-            return self._part(edges, None, store_ids, device)
-        ends = {(r, side): edges[r][side] for r in edges for side in (0, 1)}
-        nodes, places = renumbered(self.ntypes, ends, {}, self.device)
-        numbered = {r: (places[r, 0], places[r, 1], eids) for r, (_, _, eids) in edges.items()}
-        return self._part(numbered, nodes, store_ids, device)
+        nodes = None
+        if relabel_nodes:
+            ends = {(r, side): edges[r][side] for r in edges for side in (0, 1)}
+            nodes, places = renumbered(self.ntypes, ends, {}, self.device)
+            edges = {r: (places[r, 0], places[r, 1], eids) for r, (_, _, eids) in edges.items()}
+        part = self._part(edges, nodes, store_ids)
+        return part if device is None else part.to(device)
 
     def _by_ntype(self, nodes: NodeIds) -> dict[str, torch.Tensor]:
         """Return the ids of nodes by type, those of a mask too, for every type."""

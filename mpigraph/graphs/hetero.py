@@ -153,7 +153,8 @@ class HeteroGraph(MessagePassing):
             if relabel_nodes:
                 src, dst = numbers[relation[0]][src], numbers[relation[2]][dst]
             edges[relation] = src, dst, eids
-        return self._part(edges, chosen if relabel_nodes else None, store_ids, output_device)
+        part = self._part(edges, chosen if relabel_nodes else None, store_ids)
+        return part if output_device is None else part.to(output_device)
 
     def out_subgraph(
         self,
@@ -290,11 +291,7 @@ class HeteroGraph(MessagePassing):
     # -- helpers ---------------------------------------------------------------------------------------------
 
     def _part(
-        self,
-        edges: Mapping[Relation, Edges],
-        nodes: Mapping[str, torch.Tensor] | None,
-        store_ids: bool,
-        device: torch.device | str | None,
+        self, edges: Mapping[Relation, Edges], nodes: Mapping[str, torch.Tensor] | None, store_ids: bool
     ) -> "HeteroGraph":
         part = part_of(self, edges, nodes, store_ids)
         part._device = self._device
@@ -302,7 +299,7 @@ class HeteroGraph(MessagePassing):
             _add_rows(part._edge_frame(relation), self._edge_frame(relation), eids)
         for ntype, frame in self._node_frames.items():
             _add_rows(part._node_frames[ntype], frame, None if nodes is None else nodes[ntype])
-        return part if device is None else part.to(device)
+        return part
 
     def with_edge_lists(
         self, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], copy_ndata: bool

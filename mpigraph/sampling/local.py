@@ -309,6 +309,8 @@ class _Listed(NamedTuple):
 
 def rows_in_order(relations: I64, at: I64, request: SamplingRequest) -> I64:
     """Return the order of rows of some relations (int64[m]) by relation, and by the position (int64[m]) there."""
+    if not len(at):  # the first sort would pass over all destinations
+        return at
     order = by_key(at, len(request.ids))[1]
     return order[by_key(relations[order], len(request.chosen))[1]]
 
