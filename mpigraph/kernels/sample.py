@@ -83,7 +83,7 @@ class Candidates(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """The edges of one host, as far as a draw knows them.
+    """The edges of one host, as far as a draw knows them. Kernels take the fields in this order.
 
     Attributes:
         indptr: int64[n + 1], CSC offsets of the host's rows.
