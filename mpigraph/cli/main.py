@@ -7,6 +7,7 @@ import argparse
 import io
 import json
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from mpigraph.log import set_identity
 _OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
 QUIET = ContextVar("quiet", default=False)  # print results and errors alone
 _STATUS = 141  # a shell's status of a program that SIGPIPE has ended
+_PATIENCE = 5.0  # seconds
 
 
 def printable(name: str) -> str:
@@ -101,13 +103,24 @@ class _Parser(argparse.ArgumentParser):
     words: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        if launcher_rank() > 0:
+        if _is_silent():
             sys.exit(2)
         for name in (word.partition("=")[0] for word in self.words):
             known = self._option_string_actions
             if name.startswith("--") and not any(option.startswith(name) for option in known):
                 message += _meant(name, known)
         super().error(message)
+
+
+def _is_silent() -> bool:
+    """Return whether the first rank speaks for this one, before MPI starts.
+
+    This rank waits meanwhile: when one ends with an error launchers end the others, which may not have begun.
+    """
+    if launcher_rank() == 0:
+        return False
+    time.sleep(_PATIENCE)
+    return True
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
@@ -157,7 +170,8 @@ def _run(words: Sequence[str]) -> int:
         print(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
         return 0
     if name not in COMMANDS:
-        return fail("", f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them", once=True)
+        text = f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them"
+        return 2 if _is_silent() else fail("", text)
     parser = _parser_of(name)
     parser.words = words
     arguments = {key: value for key, value in vars(parser.parse_args(words[1:])).items() if value is not None}

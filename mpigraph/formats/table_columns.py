@@ -326,12 +326,16 @@ def _parse_groups(
 ) -> None:
     """Write the columns that must be looked at to a temporary file, and note each group as :func:`_parse` does."""
     errors = Errors()
+    failed = set[str]()
     for group in groups:
         described = {}
         for name, column in columns.items():
+            if name in failed:
+                continue
             with errors.collected():
                 kind, missing, arrays = _of_group(tables, group, name, column)
                 described[name] = _Described(kind, *missing, [_append(scratch, array) for array in arrays])
+        failed = {*columns} - {*described}
         note.append((group.file, group.begin, group.length, described))
     errors.check()
 

@@ -25,6 +25,17 @@ if launcher_rank() == 1:
 sys.exit(main(sys.argv[1:]))
 """
 
+SLOW_FIRST = """
+import sys
+import time
+from mpigraph.cli.main import main
+from mpigraph.config import launcher_rank
+
+if launcher_rank() == 0:
+    time.sleep(1)
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 def generate(ranks: int, *words: object, start: tuple[object, ...] = ("-m", "mpigraph")):
     return run_job([*mpiexec(ranks), *warm_python(), *start, "generate", *words], clean_environment())
@@ -51,6 +62,21 @@ def test_errors_of_a_started_command_are_told_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = generate(2, *SIZES, "-o", tmp_path / "file")
     assert done.status == 2 and done.stderr.count("error: ") == 1 and "Not a directory" in done.stderr, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["info"], "python -m mpigraph info: error: the following arguments are required: PART_CONFIG"),
+        (["infos"], "mpigraph: error: 'infos' is no command (did you mean info?); python -m mpigraph lists them"),
+    ],
+)
+def test_wrong_words_are_told_though_the_first_rank_is_late(tmp_path: Path, words: list[str], error: str) -> None:
+    """Launchers end all ranks when one ends with an error."""
+    script = tmp_path / "slow_first.py"
+    script.write_text(SLOW_FIRST)
+    done = run_job([*mpiexec(3), sys.executable, script, *words], clean_environment())
+    assert done.status == 2 and [line for line in done.stderr.splitlines() if "error: " in line] == [error], done.output
 
 
 @pytest.mark.slow

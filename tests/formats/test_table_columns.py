@@ -525,3 +525,6 @@ def test_integers_of_parquet_may_be_missing(tmp_path, caplog):
     path = write("ends.parquet", src=pa.array([0, None, 2, 0]))
     with pytest.raises(GraphDataError, match=r"ends.parquet: src, row 1: a value is missing"):
         read_source(path)
+    path = write("both.parquet", k=pa.array([5, None, None, 8]))
+    with pytest.raises(GraphDataError, match=rf"^{path}: k, row 1: a value is missing, which int64 cannot say$"):
+        read_source(path, tables=TableOptions(types={"k": "int64"}))  # once, not for each group of rows
