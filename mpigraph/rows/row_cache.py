@@ -248,9 +248,8 @@ class RowCache:
             out: rows as words.
         """
         move_rows(self.slots.words, slots, 0, out.view(self.slots.words.dtype), positions)
-        if not self.slots.alone:  # others may have given their slots to other rows
-            self.slots.fence()
-            drop_lost(self.slots.tags, slots, seen)
+        self.slots.fence()
+        drop_lost(self.slots.tags, slots, seen)
 
     def keep(
         self,
