@@ -221,8 +221,9 @@ class CachedRows:
         where = places[absent]
         move_rows(fetched.words, where, 0, words.view(fetched.words.dtype), read.remote[absent])
         late = absent[where < 0]
-        if len(late):
-            self._fetch_late(read, late, words)
+        if len(late):  # rows that have lost their slots meanwhile
+            rows = as_words(window.gather(read.rows[late]))
+            move_rows(rows, None, 0, words.view(rows.dtype), read.remote[late])
         self._count(len(read.rows), len(read.rows) - len(absent), len(late))
         if self.cache.per_trainer:
             if not self.cache.slots.alone:  # other trainers may have kept some meanwhile
@@ -265,11 +266,6 @@ class CachedRows:
         self._fetched = _Fetched(version, places, rows)
         self._count(0, 0, len(rows))
         return self._fetched
-
-    def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
-        """Fetch rows that have lost their slots meanwhile."""
-        rows = as_words(self.rows.window.gather(read.rows[which]))
-        move_rows(rows, None, 0, words.view(rows.dtype), read.remote[which])
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
         count("remote_rows", asked)

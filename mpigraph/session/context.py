@@ -254,12 +254,8 @@ class Session:
         if seed is not None:
             return RandomContext(check_seed(seed), _CALLS)
         if context is not None:
-            number = self._thread.num_draws
-            self._thread.num_draws = self._thread.num_draws + 1
-            return context.of_draw(number)
-        return self._outside_loaders()
-
-    def _outside_loaders(self) -> RandomContext:
+            self._thread.num_draws += 1
+            return context.of_draw(self._thread.num_draws - 1)
         with self._drawing:
             self.num_draws += 1
             number = self.num_draws

@@ -331,19 +331,16 @@ class Reporting:
         most = max(_LEAST_SPANS, _ALL_SPANS // self._world.size)
         tracks = self._recording.tracks
         packed = [_pack(track, most // max(1, len(tracks))) for track in tracks]
-        heads = [head for head, _ in packed]
-        return (
-            json.dumps([list(self._memory), heads]).encode() + b"\n" + b"".join(spans.tobytes() for _, spans in packed)
-        )
+        heads = json.dumps([list(self._memory), [head for head, _ in packed]])
+        return b"".join([heads.encode(), b"\n", *(spans.tobytes() for _, spans in packed)])
 
     def _job(self) -> Job:
         store = self._store
         transport = store.rows.transport
         given = torch.distributed.is_available() and torch.distributed.is_initialized()
-        seconds = time.time() - self._began
         return Job(
             began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
-            seconds=max(seconds, 0.0),
+            seconds=max(time.time() - self._began, 0.0),
             versions={
                 "mpigraph": sys.modules["mpigraph"].__version__,
                 "python": platform.python_version(),
@@ -421,8 +418,8 @@ def _put_sums(rank: Rank, recording: Recording) -> None:
     for name, after in recording.after.items():
         passed = after.since(recording.before.get(name, Snapshot()))
         stages = {
-            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(histogram), _cut(histogram))
-            for stage, (seconds, histogram, own) in passed.stages.items()
+            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(bins), np.trim_zeros(np.array(bins), "b").tolist())
+            for stage, (seconds, bins, own) in passed.stages.items()
             if seconds
         }
         if stages:
@@ -435,11 +432,6 @@ def _put_sums(rank: Rank, recording: Recording) -> None:
 
     rank.to_hosts = [ToHost._make([*numbers, waited / 1e9]) for *numbers, waited in lines(_TO_HOST)]
     rank.to_trainers = [ToTrainer(*numbers) for numbers in lines(_TO_TRAINER)]
-
-
-def _cut(histogram: tuple[int, ...]) -> list[int]:
-    """Return a histogram without the empty bins at its end."""
-    return list(histogram[: max((end for end, number in enumerate(histogram, 1) if number), default=0)])
 
 
 class _Recorded:
