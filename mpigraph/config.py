@@ -18,6 +18,7 @@ _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 CHOICES: dict[str, tuple[object, ...]] = {
     "transport": ("auto", "rma", "packed"),  # of rows/service.py
     "sampling": ("auto", "alltoallv", "sparse"),  # of sampling/exchanges.py
+    "topology": ("auto", "owners", "everywhere"),  # of store/store.py
     "requeue": ("auto", "exit"),
     "keep_memory": (0, 1),
 }
@@ -37,6 +38,8 @@ class Config:
             (``rows/trial.py``).
         sampling: how sampling requests travel: the name of an exchange (``sampling/exchanges.py``), or "auto" to choose
             by the thread level of MPI.
+        topology: which nodes have the in-edges of a graph in memory: the "owners" of their destinations alone, or
+            "everywhere"; "auto" is everywhere where they take little of each node's free memory.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in upper or lower case.
         part_config: the partition configuration of graphs opened without naming one.
@@ -51,6 +54,7 @@ class Config:
     timeout: float = 300.0
     transport: str = "auto"
     sampling: str = "auto"
+    topology: str = "auto"
     keep_memory: int = 1
     log_level: str = "WARNING"
     part_config: str = ""
@@ -73,10 +77,8 @@ class Config:
             check_integer(name, getattr(self, name), least, 2**31 - 1)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout!r})")
-        for name, values in CHOICES.items():
-            if getattr(self, name) not in values:
-                known = f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
-                raise InvalidArgumentError(f"{name} must be {known} (got {getattr(self, name)!r})")
+        for name in CHOICES:
+            check_choice(name, getattr(self, name))
         if self.log_level.upper() not in _LEVELS:
             raise InvalidArgumentError(f"log_level must be one of {', '.join(_LEVELS)} (got {self.log_level!r})")
 
@@ -122,6 +124,14 @@ class Config:
                 except ValueError:
                     values[field.name] = text
         return values | dict(arguments)
+
+
+def check_choice(name: str, value: object) -> None:
+    """Check the value of a setting of :data:`CHOICES`. Raises InvalidArgumentError."""
+    values = CHOICES[name]
+    if value not in values:
+        known = f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+        raise InvalidArgumentError(f"{name} must be {known} (got {value!r})")
 
 
 def _variable(name: str) -> str:

@@ -326,7 +326,7 @@ def comm(request: pytest.FixtureRequest) -> Iterator[MPI.Intracomm]:
 
 def sampling_of(request: pytest.FixtureRequest) -> str:
     """How the jobs of a test sample: in the ways that its module names in ``SAMPLING_WAYS``, each on some layouts."""
-    ways: tuple[str, ...] = getattr(request.module, "SAMPLING_WAYS", ("alltoallv",))
+    ways: tuple[str, ...] = getattr(request.module, "SAMPLING_WAYS", ("alltoallv", "everywhere"))
     return request.param.sampling(request.path.stem, ways) if THREADS else "auto"
 
 

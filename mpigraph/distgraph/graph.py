@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mpigraph.collective import collective
+from mpigraph.config import check_choice
 from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
 from mpigraph.distgraph.features import Scheme
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook, local_part
@@ -42,6 +43,7 @@ class DistGraph(SampledGraph):
         feat_dtype: GivenDtype = None,
         upcast: bool = True,
         storage: None = None,
+        topology: str | None = None,
     ) -> None:
         """Open a graph: the hosts load its parts, if they have not yet.
 
@@ -56,14 +58,19 @@ class DistGraph(SampledGraph):
             upcast: give rows of such features in the dtype that they had before; False gives them as they are stored,
                 to be widened where they are used, as by ``.float()``.
             storage: must be None: features lie in the hosts' memory.
+            topology: which nodes have the in-edges in memory: ``"owners"`` of their destinations, ``"everywhere"``, so
+                that drawing by edges alone asks no other node, or ``"auto"``: everywhere where they take at most a
+                fifth of each node's free memory. Default ``MPIGRAPH_TOPOLOGY``. The one that opens the graph first
+                counts. Results are the same.
 
         Raises:
             NotInitializedError: ``initialize()`` was not called.
             PartitionError: the configuration is missing or of another graph, or the graph is open with features in
                 other dtypes than ``feat_dtype`` asks for; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
-            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names a feature that has no floats; or ``storage``
-                is given; on every rank.
+            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names a feature that has no floats; ``storage``
+                is given, or another ``topology``; on every rank.
+            SharedMemoryError: a node cannot hold its part, or what is to be everywhere; on every rank.
             FieldNameError: ``feat_dtype`` names a feature that does not exist; on every rank.
             GraphDataError: a number does not fit, as for :func:`.partition_graph`; on every rank.
         """
@@ -77,10 +84,14 @@ class DistGraph(SampledGraph):
         try:
             names = feat_dtype_names(feat_dtype)
             _refuse_storage(storage)
+            if topology is not None:
+                check_choice("topology", topology)
         except InvalidArgumentError as error:
             opening(error=error)
             raise
-        graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names)
+        graph: LoadedGraph = opening(
+            name=graph_name, part_config=part_config, feat_dtype=names, topology=topology or ""
+        )
         features = {
             key: DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast)
             for key, number in graph.features.items()

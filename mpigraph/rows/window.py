@@ -27,6 +27,7 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, Transport
 
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
+_COPIED = 64 << 20  # bytes of one broadcast
 
 
 class RowWindow:
@@ -88,6 +89,7 @@ class RowWindow:
         self._memory: dict[int, Array] = {}  # by local host
         block = self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
         self._block: Block | None = block  # until the window is closed
+        self._copies: Block | None = None
         self._words = {host: as_words(rows) for host, rows in self._memory.items()}
         self.words = self._words.get(world.host_index)
         self.like = as_words(np.empty((0, *self.row_shape), self.dtype)) if self.words is None else self.words[:0]
@@ -114,6 +116,39 @@ class RowWindow:
                 self._memory[host] = rows.reshape(np.diff(self.offsets)[host], *self.row_shape)
             block.win.Sync()
         return block
+
+    def bytes_elsewhere(self) -> I64:
+        """Return int64[nodes], the bytes that other nodes hold."""
+        sizes = np.diff(self.offsets) * self.row_bytes
+        held = np.zeros(self.world.num_nodes, np.int64)
+        np.add.at(held, self.world.nodes_of_hosts, sizes)
+        elsewhere: I64 = sizes.sum() - held
+        return elsewhere
+
+    @collective("world.comm")
+    def copy_to_nodes(self, firsts: MPI.Comm) -> None:
+        """Give each node a copy of the other nodes' rows, so that its ranks load all rows; none is written any more.
+
+        Args:
+            firsts: the first host of each node, by node; no communicator on other ranks.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold the copy; on every rank.
+        """
+        world, sizes = self.world, np.diff(self.offsets) * self.row_bytes
+        of_first = np.zeros_like(sizes)
+        of_first[world.first_hosts()] = self.bytes_elsewhere()
+        copies = self._copies = self.service.segments.take(of_first, False, f"a copy of {self._name} on each node")
+        free = copies.memory(world.hosts_of_node(world.node_index)[0])
+        for host, size in enumerate(sizes.tolist()):
+            if not world.is_local[host]:
+                rows, free = free[:size].view(self.dtype), free[size:]
+                self._memory[host] = rows.reshape(-1, *self.row_shape)
+                self._words[host] = as_words(self._memory[host])
+            if firsts != MPI.COMM_NULL:
+                rows = self._memory[host].reshape(-1).view(np.uint8)
+                for at in range(0, size, _COPIED):
+                    firsts.Bcast(rows[at : at + _COPIED], int(world.nodes_of_hosts[host]))
 
     def numbers(self, tables: int | I64, ids: I64, counts: int | I64 = 1) -> I64:
         """Return int64[n], the numbers of rows; of one table they rise with the rows.
@@ -296,6 +331,7 @@ class RowWindow:
         """Free the memory; a second call does nothing."""
         self._gate.shut()
         block, self._block = self._block, None
+        copies, self._copies = self._copies, None
         if block is None:
             return
         with self.world.watch("closing a window"):
@@ -304,4 +340,6 @@ class RowWindow:
             self._memory.clear()
             self._words.clear()
             self.words = None
-            self.service.segments.give_back(block)
+            for held in (block, copies):
+                if held:
+                    self.service.segments.give_back(held)

@@ -91,6 +91,11 @@ class Layer(dict[int, Strategy]):
         """The numbers of the tensors that the strategies draw by."""
         return {number for strategy in self.values() for number in strategy.tensors if number}
 
+    @cached_property
+    def needs_tables(self) -> bool:
+        """True if owners look up something besides edges for one of the strategies."""
+        return any(strategy.needs_tables for strategy in self.values())
+
     def groups(self, schema: Schema) -> "list[_Group]":
         """Return the relations by what one request can ask for; ``schema`` is always the same."""
         if self._groups is None:
@@ -307,6 +312,12 @@ def hop_requests(
     return requests
 
 
+def is_near(graph: LoadedGraph, layer: Layer) -> bool:
+    """Return whether all that a hop needs lies on this node, whatever its destinations are."""
+    topology = graph.topology
+    return topology.world.all_local or (topology.everywhere and not layer.needs_tables)
+
+
 @collective("the trainers", WHEN_REMOTE)
 def sample_hops(
     service: NeighborService,
@@ -337,7 +348,6 @@ def sample_hops(
     every = context.every
     repeats = Repeated.of(plan.seeds) if trees is None else None  # of hops, too: seeds are destinations of each
     hops: list[Hop] = []
-    sample = service.sample if keys is None else service.sample_local
     first_dst = [0 for _ in nodes]
     for layer in reversed(range(len(plan.layers))):
         num_dst = [table.count for table in nodes]
@@ -350,7 +360,8 @@ def sample_hops(
             repeats = Repeated.of(frontier)
         requests = hop_requests(plan, layer, graph, frontier, of_hop, trees or repeats)
         edges = {}
-        for relation, neighbors in sample(requests).items():
+        near = keys is not None or is_near(graph, plan.layers[layer])
+        for relation, neighbors in (service.sample_local if near else service.sample)(requests).items():
             src, dst = schema.ends(relation)
             indices = tables[src].insert(neighbors.src) if trees is None else trees.insert(src, dst, neighbors)
             edges[relation] = SampledCSC(neighbors.offsets, indices, neighbors.eids)

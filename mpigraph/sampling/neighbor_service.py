@@ -79,8 +79,6 @@ class NeighborService:
             The neighbours by relation id, ascending, without relations of few edges that found none; the next
             call overwrites their sources.
         """
-        if self._world.all_local:
-            return self.sample_local(requests)
         local, remote = dict[int, PositionsByHost](), dict[int, PositionsByHost]()
         for dst, by_host in self._by_destination(requests).items():
             local[dst], remote[dst] = self._split(by_host)
@@ -97,28 +95,29 @@ class NeighborService:
         return {rank: AnswerReader(answer) for rank, answer in answers.items()}
 
     def sample_local(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
-        """As :meth:`sample`, where hosts of this node hold all destinations; local."""
+        """As :meth:`sample`, where this node has the in-edges of all destinations; local."""
         hosts_of = self._by_destination(requests)
         return self._joined(requests, [self._begin(r, hosts_of[r.dst], k)() for k, r in enumerate(requests)], {}, {})
 
     @collective("the trainers", WHEN_REMOTE)
-    def has_edges(self, queries: list[EdgeQuery]) -> list[Mask]:
+    def has_edges(self, queries: list[EdgeQuery], near: bool) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
         Args:
             queries: the edges, relation by relation.
+            near: this node has all edges; the call is then local.
 
         Returns:
             bool[n] for each query: true for edges that exist.
         """
         exist = [np.zeros(len(query.ids), np.bool_) for query in queries]
-        by_host = [self._split(self._positions(query)) for query in queries]
+        by_host = [(of, []) if near else self._split(of) for of in map(self._positions, queries)]
 
         def look_local() -> None:
             for query, (local, _), out in zip(queries, by_host, exist, strict=True):
                 look_up_edges(self._state, query, local, self._workers, out)
 
-        if self._world.all_local:
+        if near:
             look_local()
             return exist
         lists: dict[int, list[I64]] = {}

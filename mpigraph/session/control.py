@@ -107,7 +107,9 @@ def _retire(store: Store, numbers: Iterable[int]) -> None:
 
 
 _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
-    Operation.OPEN_GRAPH: lambda store, args: store.open_graph(args["name"], args["part_config"], args["feat_dtype"]),
+    Operation.OPEN_GRAPH: lambda store, args: store.open_graph(
+        args["name"], args["part_config"], args["feat_dtype"], args["topology"]
+    ),
     Operation.CREATE_TENSOR: _create_tensor,
     Operation.CREATE_LOADER: lambda store, args: store.new_number(),
     Operation.OPEN_CACHES: lambda store, args: store.open_caches(

@@ -4,6 +4,7 @@ The methods that make or free something are collective and change the store of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -13,11 +14,13 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
+from mpigraph.log import get_logger
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import Policy, RowTensor
+from mpigraph.rows.segments import tightest_limits
 from mpigraph.rows.service import RowService
 from mpigraph.rows.trial import choose_transport
 from mpigraph.rows.window import RowWindow
@@ -28,6 +31,8 @@ from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.topology import Topology
+
+_OF_FREE = 0.2  # of each node's free memory, for copies of other nodes' edges that were not asked for
 
 Kind = TypeVar("Kind", bound="VersionedTables | MaskCounts")
 
@@ -192,13 +197,14 @@ class Store:
         self._derived.update({(MaskCounts, mask.number): of for mask, of in zip(masks, counted, strict=True)})
 
     @collective("world.comm")
-    def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
+    def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None, topology: str = "") -> LoadedGraph:
         """Load a partitioned graph with its features; a second call gives the loaded one.
 
         Args:
             name: of the graph.
             part_config: its configuration.
             feat_dtype: the features to keep in 16 bits, besides those that are so in the files.
+            topology: which nodes have its in-edges, as in :class:`.Config`, whose choice counts without one.
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
@@ -206,6 +212,7 @@ class Store:
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
             FieldNameError, InvalidArgumentError: ``feat_dtype`` does not fit these features; on every rank.
             GraphDataError: a feature does not fit 16 bits; on every rank.
+            SharedMemoryError: a node cannot hold its part, or what is to be everywhere; on every rank.
         """
         config = read_config(self.world, part_config, f"opening graph {name!r}")
         with together(self.world.comm, f"opening graph {name!r}"):
@@ -229,12 +236,34 @@ class Store:
             graph = LoadedGraph(self.new_number(), Topology(self.rows, files, hosts, kept))
             try:
                 self._load_features(graph, files, kept)
+                self._place(graph.topology, topology or self.world.config.topology)
             except MPIGraphError:  # on every rank
                 self.free(graph.features.values())
                 graph.topology.close()
                 raise
         self.graphs[name] = self.graph_of_number[graph.number] = graph
         return graph
+
+    @collective("world.comm")
+    def _place(self, topology: Topology, where: str) -> None:
+        """Copy a graph's in-edges to every node where that is asked for, or costs little memory.
+
+        Raises SharedMemoryError if a node cannot hold them all; on every rank.
+        """
+        if where == "owners" or topology.everywhere:
+            return
+        begin, most = time.perf_counter(), topology.bytes_elsewhere()
+        copied = where == "everywhere" or bool((most <= _OF_FREE * tightest_limits(self.world)[:, 0]).all())
+        if copied:
+            topology.copy_to_nodes()
+        if self.world.rank == 0:
+            get_logger().info(
+                "topology of graph %r: %.1f MB of other nodes' edges %s (%.2f s)",
+                topology.name,
+                int(most.max()) / 1e6,
+                "are copied to each node" if copied else "are too many for copies on each node: they stay with owners",
+                time.perf_counter() - begin,
+            )
 
     def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:
         """Check that the features of an open graph are kept as they would be now."""

@@ -12,6 +12,7 @@ and the sources, that have edges, and lists which these are. Edge ids are positi
 
 import numpy as np
 import numpy.typing as npt
+from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
@@ -29,6 +30,8 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_tables import Adjacency, ListedEdges, ListedRows
 from mpigraph.store.host_ranges import host_memory
 
+_COPIED_PER_SECOND = 1e7  # bytes, at the very least
+
 
 class Topology:
     """All relations of one graph, spread over the hosts.
@@ -41,6 +44,7 @@ class Topology:
         listed: bool[relations], true for those that list the destinations that have edges.
         rows: int64[relations, H + 1], the rows of each host.
         edges: the sources of all edges; numbers of edges are those among its rows, by host, relation and id.
+        everywhere: each node has the in-edges of all hosts.
     """
 
     @collective("world.comm")
@@ -66,6 +70,7 @@ class Topology:
         self.dtype = index_dtype(int(self._nodes[:, -1].max()))
         self.listed: Mask = np.zeros(len(config.schema.relations), np.bool_)
         self.listed[list(config.shared)] = True
+        self.everywhere = world.all_local
         self._windows: list[RowWindow] = []
         try:
             with together(world.comm, f"loading graph {config.graph_name!r}"):
@@ -191,8 +196,38 @@ class Topology:
                 ShardFormatError(f"{path}: the out-degrees of {key} in its parts are not those of their edges")
             )
 
+    def _in_edges(self) -> tuple[RowWindow, ...]:
+        return self._indptr, self.edges, self._destinations, self._order
+
+    def bytes_elsewhere(self) -> I64:
+        """Return int64[nodes], the bytes of in-edges that other nodes hold."""
+        return sum((window.bytes_elsewhere() for window in self._in_edges()), np.zeros(self.world.num_nodes, np.int64))
+
+    @collective("world.comm")
+    def copy_to_nodes(self) -> None:
+        """Give each node the in-edges of all hosts: each host sends its own, which it has read and checked.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold them; on every rank.
+        """
+        world, segments = self.world, self.edges.service.segments
+        patience = 1 + int(self.bytes_elsewhere().max()) / _COPIED_PER_SECOND / world.config.timeout
+        is_first = world.is_host and world.host_index in world.first_hosts()
+        firsts = world.comm.Split(0 if is_first else MPI.UNDEFINED, world.node_index)
+        try:
+            with world.watch(f"copying the topology of graph {self.name!r} to every node", patience):
+                for window in self._in_edges():
+                    window.copy_to_nodes(firsts)
+                segments.sync()
+                world.comm.Barrier()
+                segments.sync()
+        finally:
+            if firsts != MPI.COMM_NULL:
+                firsts.Free()
+        self.everywhere = True
+
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """Return the in-edges on a local host, as plain arrays."""
+        """Return the in-edges on a host whose memory this rank can load, as plain arrays."""
         return Adjacency(
             self._indptr.segment(relation, host),
             self.edges.segment(relation, host),

@@ -17,7 +17,7 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, OutOfRangeError
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 LAYOUTS = [ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 0, 2)]
 STATEMENTS = 5
 

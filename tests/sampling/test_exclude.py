@@ -28,7 +28,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 I64 = npt.NDArray[np.int64]
 MULTI = "multi"
 FORMS: list[Callable[[I64], Any]] = [

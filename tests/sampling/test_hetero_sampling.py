@@ -27,7 +27,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.session.context import current
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 Sample = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Block]]
 NEXT = ("thing", "next", "thing")
 FANOUTS = dict(zip(RELATIONS, (2, 0, 3, -1, 1, 4, 2), strict=True))

@@ -25,7 +25,7 @@ from mpigraph.session.context import current
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader, fingerprint
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 NODES = {"a": 90, "b": 41, "none": 0}
 SCHEMA = Schema(
     tuple(NODES),

@@ -14,7 +14,7 @@ from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.graphs.fields import EID
 from mpigraph.session.context import current
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:

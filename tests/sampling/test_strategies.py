@@ -20,7 +20,7 @@ from mpigraph.sampling.protocol import SamplingRequest, pack_request, unpack_req
 from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
 from mpigraph.store.store import Store
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 from mpigraph.store.derived import EdgeTimes
 
-SAMPLING_WAYS = ("alltoallv", "sparse")
+SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 
 
 def visible(

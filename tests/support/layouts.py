@@ -213,7 +213,9 @@ def refuses(error: type[MPIGraphError], text: str, make: Callable[[], object]) -
 def start(comm: MPI.Intracomm, layout: Layout, transport: str, sampling: str, **options: Any) -> bool:
     """Start a job; return on its trainers with True, and on its servers with False when it is over."""
     settings = {"num_servers": layout.servers, "ranks_per_node": layout.ranks_per_node, "timeout": WAIT}
-    ours = {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_SAMPLING": sampling}
+    ours = {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_SAMPLING": sampling, "MPIGRAPH_TOPOLOGY": "owners"}
+    if sampling == "everywhere":
+        ours |= {"MPIGRAPH_SAMPLING": "auto", "MPIGRAPH_TOPOLOGY": sampling}
     ours = {name: value for name, value in ours.items() if name not in os.environ}
     os.environ.update(ours)
     handler = signal.getsignal(signal.SIGTERM)
