@@ -143,7 +143,7 @@ class Topology:
 
     @collective("world.comm")
     def _window(self, service: RowService, tables: I64, dtype: npt.DTypeLike) -> RowWindow:
-        self._windows.append(RowWindow(service, tables, (), dtype))
+        self._windows.append(RowWindow(service, tables, (), dtype, f"the topology of graph {self.name!r}"))
         return self._windows[-1]
 
     def _load(self, relation: int, files: PartFiles) -> None:

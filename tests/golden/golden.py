@@ -40,6 +40,8 @@ LAYOUTS = [
     (4, 0, 2, "rma", "sparse"),
     (4, 1, 2, "packed", "sparse"),
     (4, 1, 2, "rma", "alltoallv"),
+    (4, 1, 2, "packed", "everywhere"),
+    (3, 0, 2, "rma", "everywhere"),
 ]
 TRAINING = [LAYOUTS[0], LAYOUTS[2], LAYOUTS[1], LAYOUTS[4], LAYOUTS[12]]  # 1, 1, 2, 2 and 2 trainers
 METHODS = {"random": 3, "metis": 4, "multilevel": 4}
@@ -50,7 +52,9 @@ def run(tree: Path, ranks: int, *words: object, layout: tuple[int, int, int, str
     env = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
     if layout is not None:
         _, servers, per_node, rows, sampling = layout
-        env |= {"MPIGRAPH_NUM_SERVERS": str(servers), "MPIGRAPH_TRANSPORT": rows, "MPIGRAPH_SAMPLING": sampling}
+        topology, way = (sampling, "auto") if sampling == "everywhere" else ("owners", sampling)
+        env |= {"MPIGRAPH_NUM_SERVERS": str(servers), "MPIGRAPH_TRANSPORT": rows, "MPIGRAPH_SAMPLING": way}
+        env |= {"MPIGRAPH_TOPOLOGY": topology}
         env |= {"MPIGRAPH_RANKS_PER_NODE": str(per_node)} if per_node else {}
     launcher = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
     command = [*launcher, sys.executable, *map(str, words)]

@@ -209,7 +209,7 @@ def check_look_up(g: dist.DistGraph, rng: np.random.Generator, n: int) -> None:
 def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
     g = job.open(multi)
     rng = np.random.default_rng(g.rank())
-    rounds, remote = g.service.rounds, not current().world.all_local
+    rounds, remote = g.service.rounds, not g.loaded.topology.everywhere
     for turn in range(6):
         check_look_up(g, rng, (0, 40, 1000)[(turn + g.rank()) % 3])
         assert g.service.rounds == rounds + remote * (turn + 1)

@@ -337,7 +337,7 @@ def run(fault, graph, folder, python=None):
 
     report = folder / "report"
     env = {key: value for key, value in jobs.clean_environment().items() if not key.startswith("MPIGRAPH_")}
-    env |= {"MPIGRAPH_REPORT": str(report), "MPIGRAPH_TIMEOUT": "60"}
+    env |= {"MPIGRAPH_REPORT": str(report), "MPIGRAPH_TIMEOUT": "60", "MPIGRAPH_TOPOLOGY": "owners"}
     config = graph / str(max(2, fault.nodes)) / "S.json"
     with ExitStack() as stack:
         hosts = hosts_of(fault)
