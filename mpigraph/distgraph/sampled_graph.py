@@ -129,8 +129,8 @@ class SampledGraph(Graph[Features]):
         with self._drawing(arguments, seed_nodes, exclude_edges) as (service, plan, context):
             keys = HopKeys.of(minibatch.minibatch_key(context, plan.seeds), 0, context.every, context.step)
             requests = minibatch.hop_requests(plan, 0, self.loaded, plan.seeds, keys, minibatch.Repeated.of(plan.seeds))
-            near = minibatch.is_near(self.loaded, plan.layers[0])
-            for number, neighbors in (service.sample_local if near else service.sample)(requests).items():
+            local = minibatch.is_local(self.loaded, plan.layers[0])
+            for number, neighbors in (service.sample_local if local else service.sample)(requests).items():
                 relation = relations[number]
                 dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
                 edges[relation] = neighbors.src.astype(np.int64), dst
@@ -230,7 +230,7 @@ class SampledGraph(Graph[Features]):
             for r, (src, dst) in pairs.items()
         ]
         with self.session.sampling() as service:
-            answers = service.has_edges(queries, near=self.loaded.topology.everywhere)
+            answers = service.has_edges(queries, local=self.loaded.topology.everywhere)
         return {relation: torch.from_numpy(exist) for relation, exist in zip(pairs, answers, strict=True)}
 
     def _part(

@@ -28,6 +28,7 @@ from mpigraph.rows.transport import RemoteRows, Transport
 
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 _COPIED = 64 << 20  # bytes of one broadcast
+_COPIED_PER_SECOND = 1e7  # bytes, at the very least
 
 
 class RowWindow:
@@ -126,15 +127,8 @@ class RowWindow:
         return elsewhere
 
     @collective("world.comm")
-    def copy_to_nodes(self, firsts: MPI.Comm) -> None:
-        """Give each node a copy of the other nodes' rows, so that its ranks load all rows; none is written any more.
-
-        Args:
-            firsts: the first host of each node, by node; no communicator on other ranks.
-
-        Raises:
-            SharedMemoryError: a node's shared memory cannot hold the copy; on every rank.
-        """
+    def _copy_to_nodes(self, firsts: MPI.Comm) -> None:
+        """Do the work of :func:`copy_to_nodes`; ``firsts`` has the first host of each node, by node, and no others."""
         world, sizes = self.world, np.diff(self.offsets) * self.row_bytes
         of_first = np.zeros_like(sizes)
         of_first[world.first_hosts()] = self.bytes_elsewhere()
@@ -343,3 +337,30 @@ class RowWindow:
             for held in (block, copies):
                 if held:
                     self.service.segments.give_back(held)
+
+
+@collective("world.comm")
+def copy_to_nodes(windows: Sequence[RowWindow], doing: str) -> None:
+    """Give each node a copy of the other nodes' rows, so that its ranks load all rows; none is written any more.
+
+    Args:
+        windows: whose rows.
+        doing: names the work.
+
+    Raises:
+        SharedMemoryError: a node's shared memory cannot hold the copies; on every rank.
+    """
+    world, segments = windows[0].world, windows[0].service.segments
+    nbytes = sum(int(window.bytes_elsewhere().max()) for window in windows)
+    is_first = world.is_host and world.host_index in world.first_hosts()
+    firsts = world.comm.Split(0 if is_first else MPI.UNDEFINED, world.node_index)
+    try:
+        with world.watch(doing, 1 + nbytes / _COPIED_PER_SECOND / world.config.timeout):
+            for window in windows:
+                window._copy_to_nodes(firsts)
+            segments.sync()
+            world.comm.Barrier()
+            segments.sync()
+    finally:
+        if firsts != MPI.COMM_NULL:
+            firsts.Free()

@@ -312,7 +312,7 @@ def hop_requests(
     return requests
 
 
-def is_near(graph: LoadedGraph, layer: Layer) -> bool:
+def is_local(graph: LoadedGraph, layer: Layer) -> bool:
     """Return whether all that a hop needs lies on this node, whatever its destinations are."""
     topology = graph.topology
     return topology.world.all_local or (topology.everywhere and not layer.needs_tables)
@@ -360,8 +360,8 @@ def sample_hops(
             repeats = Repeated.of(frontier)
         requests = hop_requests(plan, layer, graph, frontier, of_hop, trees or repeats)
         edges = {}
-        near = keys is not None or is_near(graph, plan.layers[layer])
-        for relation, neighbors in (service.sample_local if near else service.sample)(requests).items():
+        local = keys is not None or is_local(graph, plan.layers[layer])
+        for relation, neighbors in (service.sample_local if local else service.sample)(requests).items():
             src, dst = schema.ends(relation)
             indices = tables[src].insert(neighbors.src) if trees is None else trees.insert(src, dst, neighbors)
             edges[relation] = SampledCSC(neighbors.offsets, indices, neighbors.eids)

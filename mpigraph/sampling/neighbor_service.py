@@ -100,24 +100,24 @@ class NeighborService:
         return self._joined(requests, [self._begin(r, hosts_of[r.dst], k)() for k, r in enumerate(requests)], {}, {})
 
     @collective("the trainers", WHEN_REMOTE)
-    def has_edges(self, queries: list[EdgeQuery], near: bool) -> list[Mask]:
+    def has_edges(self, queries: list[EdgeQuery], local: bool) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
         Args:
             queries: the edges, relation by relation.
-            near: this node has all edges; the call is then local.
+            local: this node has all edges; the call is then local.
 
         Returns:
             bool[n] for each query: true for edges that exist.
         """
         exist = [np.zeros(len(query.ids), np.bool_) for query in queries]
-        by_host = [(of, []) if near else self._split(of) for of in map(self._positions, queries)]
+        by_host = [(of, []) if local else self._split(of) for of in map(self._positions, queries)]
 
         def look_local() -> None:
-            for query, (local, _), out in zip(queries, by_host, exist, strict=True):
-                look_up_edges(self._state, query, local, self._workers, out)
+            for query, (here, _), out in zip(queries, by_host, exist, strict=True):
+                look_up_edges(self._state, query, here, self._workers, out)
 
-        if near:
+        if local:
             look_local()
             return exist
         lists: dict[int, list[I64]] = {}

@@ -4,7 +4,6 @@ The methods that make or free something are collective and change the store of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
@@ -31,6 +30,7 @@ from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.topology import Topology
+from mpigraph.trace import clock
 
 _OF_FREE = 0.2  # of each node's free memory, for copies of other nodes' edges that were not asked for
 
@@ -252,7 +252,7 @@ class Store:
         """
         if where == "owners" or topology.everywhere:
             return
-        begin, most = time.perf_counter(), topology.bytes_elsewhere()
+        begin, most = clock(), topology.bytes_elsewhere()
         copied = where == "everywhere" or bool((most <= _OF_FREE * tightest_limits(self.world)[:, 0]).all())
         if copied:
             topology.copy_to_nodes()
@@ -262,7 +262,7 @@ class Store:
                 topology.name,
                 int(most.max()) / 1e6,
                 "are copied to each node" if copied else "are too many for copies on each node: they stay with owners",
-                time.perf_counter() - begin,
+                clock() - begin,
             )
 
     def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:

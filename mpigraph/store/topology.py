@@ -12,7 +12,6 @@ and the sources, that have edges, and lists which these are. Edge ids are positi
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
@@ -23,14 +22,12 @@ from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.messages import sum_over_ranks
 from mpigraph.rows.segments import check_shared_memory
 from mpigraph.rows.service import RowService
-from mpigraph.rows.window import RowWindow
+from mpigraph.rows.window import RowWindow, copy_to_nodes
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_tables import Adjacency, ListedEdges, ListedRows
 from mpigraph.store.host_ranges import host_memory
-
-_COPIED_PER_SECOND = 1e7  # bytes, at the very least
 
 
 class Topology:
@@ -210,20 +207,7 @@ class Topology:
         Raises:
             SharedMemoryError: a node's shared memory cannot hold them; on every rank.
         """
-        world, segments = self.world, self.edges.service.segments
-        patience = 1 + int(self.bytes_elsewhere().max()) / _COPIED_PER_SECOND / world.config.timeout
-        is_first = world.is_host and world.host_index in world.first_hosts()
-        firsts = world.comm.Split(0 if is_first else MPI.UNDEFINED, world.node_index)
-        try:
-            with world.watch(f"copying the topology of graph {self.name!r} to every node", patience):
-                for window in self._in_edges():
-                    window.copy_to_nodes(firsts)
-                segments.sync()
-                world.comm.Barrier()
-                segments.sync()
-        finally:
-            if firsts != MPI.COMM_NULL:
-                firsts.Free()
+        copy_to_nodes(self._in_edges(), f"copying the topology of graph {self.name!r} to every node")
         self.everywhere = True
 
     def adjacency(self, relation: int, host: int) -> Adjacency:

@@ -21,7 +21,7 @@ from mpigraph.session.context import current
 from mpigraph.store import store
 
 SAMPLING_WAYS = ("sparse", "alltoallv")
-far = own_on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])  # of unequal nodes, and with servers
+remote = own_on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])  # of unequal nodes, and with servers
 
 
 def opened(oracle: Callable[..., str], **options: object) -> dist.DistGraph:
@@ -36,7 +36,7 @@ def asked(work: Callable[[], object]) -> int:
     return trace.counted(["requests"])[0] + service.rounds - before
 
 
-@far
+@remote
 def test_draws_by_edges_ask_no_other_node(layout: Job, oracle: Callable[..., str]) -> None:
     def body() -> None:
         g = opened(oracle, topology="everywhere")
@@ -57,7 +57,7 @@ def test_draws_by_edges_ask_no_other_node(layout: Job, oracle: Callable[..., str
     layout.run(body)
 
 
-@far
+@remote
 def test_copies_take_what_the_others_hold(layout: Job, oracle: Callable[..., str]) -> None:
     def body() -> None:
         taken: list[np.ndarray] = []
@@ -85,7 +85,7 @@ def test_copies_take_what_the_others_hold(layout: Job, oracle: Callable[..., str
     layout.run(body)
 
 
-@far
+@remote
 def test_auto_is_by_the_tightest_node(layout: Job, oracle: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks decide alike, though one node alone has little memory; what was asked for is an error of its node."""
     limits = segments.tightest_limits
@@ -112,7 +112,7 @@ def test_auto_is_by_the_tightest_node(layout: Job, oracle: Callable[..., str], m
     assert enough is None or all(map(torch.equal, enough, short))
 
 
-@far
+@remote
 def test_what_a_node_cannot_hold_is_its_error(
     layout: Job, oracle: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
