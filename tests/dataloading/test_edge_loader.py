@@ -540,7 +540,7 @@ def test_reverse_ids_of_several_relations() -> None:
 
 def test_negatives_of_many_relations_are_checked_in_one_round(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
-    before, remote = g.service.rounds, not current().world.all_local
+    before, remote = g.service.rounds, not g.loaded.topology.everywhere
     pairs = GlobalUniform(3)(g, {r: torch.arange(20) for r in (FORWARD, SEEDS[1], REVERSE)})
     assert g.service.rounds == before + remote
     for relation, (src, dst) in pairs.items():
