@@ -121,9 +121,7 @@ class RowWindow:
     def bytes_elsewhere(self) -> I64:
         """Return int64[nodes], the bytes that other nodes hold."""
         sizes = np.diff(self.offsets) * self.row_bytes
-        held = np.zeros(self.world.num_nodes, np.int64)
-        np.add.at(held, self.world.nodes_of_hosts, sizes)
-        elsewhere: I64 = sizes.sum() - held
+        elsewhere: I64 = sizes.sum() - np.bincount(self.world.nodes_of_hosts, sizes).astype(np.int64)
         return elsewhere
 
     @collective("world.comm")
