@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,16 @@ from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text, storage_errors
 from mpigraph.storage.narrow import widened
+
+_README = "README"
+_ABOUT = """The graph {name!r} in its original order: row k is the k-th node, or edge, of the input; so nodes are numbered.
+
+{files}
+
+In Python:              numpy.load(file), or numpy.load(file, mmap_mode="r") for one larger than the memory
+As a partitioned graph: python -m mpigraph partition FOLDER --parts 4 -o parts
+"""
+_TEXT = ", text in UTF-8 filled up with zeros: numpy.char.decode(a.view(f'S{a.shape[1]}')[:, 0], 'utf-8')"
 
 
 @dataclass(eq=False)
@@ -86,6 +97,7 @@ def write_npy(
     Names are those of ``formats/named_arrays.py``: ``edge_src``, ``edge_dst``, ``num_nodes``, ``node_<name>`` and
     ``edge_<name>``; with types ``<type>__num_nodes``, ``<src>__<rel>__<dst>__src`` and so on. What a file name cannot
     have is written as "%" and two hexadecimal digits. numpy has no bfloat16: such features are written as float32.
+    ``README`` says what each file is.
 
     Args:
         part_config: the configuration of the partitioned graph.
@@ -98,13 +110,15 @@ def write_npy(
         The folder. ``meta.json``, which lists the files, is written last.
 
     Raises:
-        InvalidArgumentError: files are there already, or two arrays would get one name.
+        InvalidArgumentError: files are there already, two arrays would get one name, or it is the graph's own folder.
         PartitionError, ShardFormatError: the partitioned graph is damaged.
         GraphDataError: original ids are not 0 to n - 1, each once.
         StorageError: a file cannot be written.
     """
     folder = Path(out)
     meta = folder / "meta.json"
+    if folder.resolve() == Path(part_config).resolve().parent:
+        raise InvalidArgumentError(f"{folder} is the folder of the partitioned graph: export to another one")
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         graph = Original.open(part_config, scratch or Scratch(folder))
@@ -115,43 +129,62 @@ def write_npy(
             raise InvalidArgumentError(f"{folder / there[0]} is there already, and would be overwritten: {OVERWRITE}")
         for name in sorted(old):
             (folder / name).unlink(missing_ok=True)
-        for number, (name, make) in enumerate(arrays.items()):
+        lines = []
+        for number, (name, array) in enumerate(arrays.items()):
             progress("write arrays", number, len(arrays))
-            np.save(folder / name, make())
+            rows = array.make()
+            np.save(folder / name, rows)
+            lines.append(f"{name}: {rows.dtype}{list(rows.shape)}, {array.about}")
         progress("write arrays", len(arrays), len(arrays))
-        meta.write_text(json.dumps({"files": list(arrays)}))
+        (folder / _README).write_text(_ABOUT.format(name=Path(part_config).stem, files="\n".join(lines)), "utf-8")
+        meta.write_text(json.dumps({"files": [*arrays, _README]}))
     return folder
 
 
-def _arrays(graph: Original) -> dict[str, Callable[[], Array]]:
-    """Return what makes the content of each file."""
+class _Array(NamedTuple):
+    """What makes the content of a file, and what it is."""
+
+    make: Callable[[], Array]
+    about: str
+
+
+def _arrays(graph: Original) -> dict[str, _Array]:
+    """Return the array of each file."""
     source = graph.source
     plain = source.schema.is_homogeneous
-    arrays: dict[str, Callable[[], Array]] = {}
+    arrays: dict[str, _Array] = {}
 
-    def add(name: str, make: Callable[[], Array]) -> None:
+    def add(name: str, about: str, make: Callable[[], Array]) -> None:
         file = f"{escape(name, '/', '%')}.npy"
         if file in arrays:
             raise InvalidArgumentError(f"a feature has a name of the structure: {name!r} would be there twice")
-        arrays[file] = make
+        arrays[file] = _Array(make, about)
 
     def rows_of(feature: Feature, ids: Callable[[], I64]) -> Array:
         return as_numpy(feature, graph.in_order(feature.values, ids()))
 
-    def add_features(prefix: str, features: Mapping[str, Feature], ids: Callable[[], I64]) -> None:
+    def add_features(prefix: str, owner: str, features: Mapping[str, Feature], ids: Callable[[], I64]) -> None:
         for name, feature in features.items():
-            add(f"{prefix}{name}", partial(rows_of, feature, ids))
+            is_text = name == "id" and feature.dtype == "uint8" and len(feature.values.shape) == 2
+            about = f"feature {name!r} of {owner}{_TEXT if is_text else ''}"
+            if feature.categories:
+                about += f"; its numbers are those of {json.dumps(feature.categories, ensure_ascii=False)}; -1: none"
+            add(f"{prefix}{name}", about, partial(rows_of, feature, ids))
 
     for t, ntype in enumerate(source.schema.ntypes):
-        add("num_nodes" if plain else f"{ntype}__num_nodes", partial(np.array, source.num_nodes[t]))
+        of_type = "nodes" if plain else f"nodes of type {ntype!r}"
+        prefix = "" if plain else f"{ntype}__"
+        add(f"{prefix}num_nodes", f"the number of {of_type}", partial(np.array, source.num_nodes[t]))
         add_features(
-            "node_" if plain else f"{ntype}__", source.node_feats.get(ntype, {}), partial(graph.node_ids.__getitem__, t)
+            prefix or "node_", of_type, source.node_feats.get(ntype, {}), partial(graph.node_ids.__getitem__, t)
         )
     for r, relation in enumerate(source.schema.relations):
         prefix = "edge_" if plain else "__".join(relation) + "__"
+        of_type = "edges" if plain else f"edges {' '.join(relation)!r}"
         for side, end in enumerate(("src", "dst")):
-            add(f"{prefix}{end}", partial(graph.ends_in_order, r, side))
-        add_features(prefix, source.edge_feats.get(relation_key(relation), {}), partial(graph.edge_ids, r))
+            about = f"the {('source', 'destination')[side]} of each of the {of_type}"
+            add(f"{prefix}{end}", about, partial(graph.ends_in_order, r, side))
+        add_features(prefix, of_type, source.edge_feats.get(relation_key(relation), {}), partial(graph.edge_ids, r))
     return arrays
 
 
