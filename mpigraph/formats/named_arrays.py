@@ -34,7 +34,7 @@ from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapp
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
 from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_mask, largest
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.source import Feature, Features, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
@@ -55,7 +55,22 @@ def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
     content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
-    return _source(arrays, content, files.left_out())
+    return _with_categories(_source(arrays, content, files.left_out()), content.get("categories", {}))
+
+
+def _with_categories(source: GraphSource, categories: Mapping[str, Mapping[str, Iterable[str]]]) -> GraphSource:
+    """Return the graph with the names that numbers of features stand for, by type or relation as an export has them."""
+
+    def named(tables: Features) -> Features:
+        return {
+            owner: {
+                name: feature._replace(categories=tuple(categories.get(owner, {}).get(name, ())))
+                for name, feature in table.items()
+            }
+            for owner, table in tables.items()
+        }
+
+    return replace(source, node_feats=named(source.node_feats), edge_feats=named(source.edge_feats))
 
 
 def _read_npz(path: Path, options: ReadOptions) -> GraphSource:

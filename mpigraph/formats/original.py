@@ -25,7 +25,7 @@ from mpigraph.storage.files import read_text, storage_errors
 from mpigraph.storage.narrow import widened
 
 _README = "README"
-_ABOUT = """The graph {name!r} in its original order: row k is the k-th node, or edge, of the input; so nodes are numbered.
+_ABOUT = """The graph {name!r} in its original order: row k is node k, or edge k, of the input.
 
 {files}
 
@@ -137,12 +137,15 @@ def write_npy(
             lines.append(f"{name}: {rows.dtype}{list(rows.shape)}, {array.about}")
         progress("write arrays", len(arrays), len(arrays))
         (folder / _README).write_text(_ABOUT.format(name=Path(part_config).stem, files="\n".join(lines)), "utf-8")
-        meta.write_text(json.dumps({"files": [*arrays, _README]}))
+        tables = {**graph.source.node_feats, **graph.source.edge_feats}
+        names = {owner: {name: f.categories for name, f in of.items() if f.categories} for owner, of in tables.items()}
+        about = {"files": [*arrays, _README], "categories": {owner: of for owner, of in names.items() if of}}
+        meta.write_text(json.dumps(about, ensure_ascii=False), "utf-8")
     return folder
 
 
 class _Array(NamedTuple):
-    """What makes the content of a file, and what it is."""
+    """A file: what makes its content, and what that is."""
 
     make: Callable[[], Array]
     about: str

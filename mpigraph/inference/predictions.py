@@ -1,4 +1,4 @@
-"""Write predictions for nodes by the ids and in the order of the input, as ``.npy`` files and a csv that opens anywhere."""
+"""Write predictions for nodes by the ids of the input and in its order, as ``.npy`` files and as csv."""
 
 import csv
 import io
@@ -41,14 +41,14 @@ def write_predictions(
     """Write what a model says of nodes, by the ids of the input and in its order. The trainers write together.
 
     The folder gets ``predictions.csv`` with the columns id, class, name and score, and the same as arrays: ``ids.npy``
-    (int64 or text), ``classes.npy`` (int64), ``scores.npy`` (float32, of all classes) and ``names.npy`` (text, by class);
-    ``README`` says what each is. Predictions that were written there before are replaced. The files are the same on any
-    number of ranks.
+    (int64 or text), ``classes.npy`` (int64), ``scores.npy`` (float32, of all classes) and ``names.npy`` (text, the name
+    of each class); ``README`` says what each is. Predictions that were written there before are replaced. The files are
+    the same on any number of ranks.
 
     Args:
         folder: to write to, created if missing; all trainers see it.
         g: the graph.
-        rows: integers [n], the class of each node; or floats [n, classes], of which the largest is the class, such as
+        rows: integers [n], the class of each node; or floats [n, classes], where the largest tells the class, such as
             the result of :func:`.layerwise`; or one float for each node, which is written as ``value``. As a DistTensor
             it has a row for each node of a type, as a tensor one for each of ``nodes``.
         nodes: int64[n], the nodes of this trainer to write, such as those of a loader; by default all nodes of the
@@ -75,25 +75,23 @@ def write_predictions(
             raise InvalidArgumentError("rows must be a DistTensor, or a tensor with a row for each of nodes")
     if isinstance(rows, torch.Tensor):
         assert nodes is not None
-        table = _table(g, ntype, tuple(rows.shape[1:]), rows.dtype)
-        table[nodes] = rows.detach()
+        shape = (g.num_nodes(ntype), *rows.shape[1:])
+        table = DistTensor(shape, rows.dtype, part_policy=g.get_node_partition_policy(ntype))
+        table[nodes] = rows.detach().cpu()
     else:
         table = rows
-    chosen = None if nodes is None else _table(g, table.part_policy.type_name, (), torch.bool)
-    if chosen is not None:
+    chosen = None
+    if nodes is not None:
+        chosen = DistTensor((len(table),), torch.bool, part_policy=table.part_policy)
         chosen[nodes] = True
         g.barrier()
     with exchange.together("writing predictions"):
         features = _features(g, table)
         if names is None:
-            names = getattr(features[label], "categories", ()) if label in features else ()
+            names = features[label].categories if label in features else ()
         ids = features.get("id")
         predictions = _Predictions(table, chosen, ids, list(names))
     return predictions.write(exchange, Path(folder), g.graph_name)
-
-
-def _table(g: DistGraph, ntype: str | None, row_shape: tuple[int, ...], dtype: torch.dtype) -> DistTensor:
-    return DistTensor((g.num_nodes(ntype), *row_shape), dtype, part_policy=g.get_node_partition_policy(ntype))
 
 
 def _features(g: DistGraph, table: DistTensor) -> dict[str, DistTensor]:
