@@ -7,7 +7,7 @@
 Without --part_config it generates a graph whose labels need both features and neighbours, and also trains an MLP on
 the features alone, to show what the neighbours are worth. The last evaluation is by minibatches of the test nodes and
 all their neighbours, or with --eval layerwise of all nodes of the graph, one layer at a time. With --sampler labor a
-minibatch reads fewer rows of a dense graph.
+minibatch reads fewer rows of a dense graph. --predictions FOLDER has the classes of all nodes, by their original ids.
 """
 
 import sys

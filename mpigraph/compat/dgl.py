@@ -35,7 +35,6 @@ class Sources:
 
 
 _CALLS = "mpigraph.compat.dgl_calls"
-_FILES = "mpigraph.compat.dgl_files"
 _LAYERS = {"RelGraphConv": f"{_CALLS}:RelGraphConv"}
 
 _OLD_LOADING = {
@@ -71,7 +70,12 @@ for _name in "BACKEND_NAME get_global_rank get_num_trainers get_role get_trainer
 _DATALOADING = Sources(("mpigraph.dataloading",), _OLD_LOADING)
 _GRAPHS = Sources(("mpigraph", "mpigraph.convert"))
 _NN = Sources(("mpigraph.nn",), _LAYERS)
-_DATA = Sources((_FILES,))
+_DATA = Sources(
+    names={
+        name: f"{_CALLS}:{name}"
+        for name in "expand_as_pair generate_mask_tensor idx2mask makedirs register_data_args".split()
+    }
+)
 _IN_DISTRIBUTED = Sources(("mpigraph.distributed",), _DISTRIBUTED)
 
 MODULES: Mapping[str, Sources] = {
@@ -81,8 +85,6 @@ MODULES: Mapping[str, Sources] = {
             "DGLHeteroGraph": "mpigraph:DGLGraph",
             "backend_name": f"{_CALLS}:BACKEND_NAME",
             "in_subgraph": f"{_CALLS}:in_subgraph",
-            "load_graphs": f"{_FILES}:load_graphs",
-            "save_graphs": f"{_FILES}:save_graphs",
             "seed": f"{_CALLS}:seed",
         },
     ),
@@ -130,6 +132,9 @@ _NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), o
 _NO_LAYERS = "layers of PyG run on blocks: layer(x, block.edge_index()), as in examples/pyg_layers.py"
 _ONE_PROCESS = "for graphs of one process use DGL or PyG, whose graphs mpigraph.convert.as_graph takes"
 _NO_DATASETS = "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others"
+_NO_FILES = "use torch.save for tensors, and for graphs in memory for their edges and features; DGL's parts are read"
+_REFUSED = frozenset("Subset load_data load_graphs load_tensors save_graphs save_tensors split_dataset".split())
+"""Names that scripts import whether or not they use them: an error when they are called."""
 _NO_WALKS = (
     "walks follow out-edges, and parts hold in-edges: partition with --add-reverse, and sample in-neighbours "
     "(NeighborSampler, g.sample_neighbors)"
@@ -155,6 +160,8 @@ _INSTEAD = {
     **dict.fromkeys(
         ("compact_graphs", "khop_in_subgraph", "khop_out_subgraph", "rand_bipartite", "rand_graph"), _ONE_PROCESS
     ),
+    **dict.fromkeys(("load_graphs", "load_tensors", "save_graphs", "save_tensors"), _NO_FILES),
+    **dict.fromkeys(("Subset", "split_dataset"), "use torch.utils.data: Subset, random_split"),
     "BasicPartitionBook": "parts own ranges of ids: use RangePartitionBook",
     "NodeEmbedding": "use dgl.distributed.DistEmbedding, which works on one rank, too",
 }
@@ -239,7 +246,7 @@ def _look_up(module: str, name: str) -> Any:
         # a name that a module only imports, such as torch, it does not export
         if hasattr(source, name) and name in getattr(source, "__all__", (name,)):
             return getattr(source, name)
-    if module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset"):
+    if name in _REFUSED or (module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset")):
         instead = advice(module, name)
 
         def refuse(self: object, *_: object, **__: object) -> None:

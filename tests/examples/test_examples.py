@@ -265,12 +265,14 @@ def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
 @pytest.mark.slow
 def test_the_last_evaluation_is_the_same_layer_by_layer(example: Example, tmp_path: Path) -> None:
     mg.distributed.partition_graph(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
-    flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16 --eval"
+    flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16"
+    written = tmp_path / "predictions"
     found = [
         numbers(r"^test accuracy ([\d.]+)", example.run(1, "node_classification.py", f"{flags} {how}"))
-        for how in ("minibatch", "layerwise")
+        for how in ("--eval minibatch", f"--eval layerwise --predictions {written}")
     ]
     assert found[0] == found[1], found
+    assert len((written / "predictions.csv").read_text().splitlines()) == 401
 
 
 @pytest.mark.slow
