@@ -28,7 +28,7 @@ from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import open_regular
 
-_MARKERS = ("_SUCCESS", "_metadata", "_common_metadata", "README")  # of Spark, of parquet, and of an export
+_MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}
 _NUMBER = re.compile(r"([0-9]+)")

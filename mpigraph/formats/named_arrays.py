@@ -54,6 +54,7 @@ def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
+    files.read(path / "README")  # of an export
     content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
     return _with_categories(_source(arrays, content, files.left_out()), content.get("categories", {}))
 
