@@ -34,7 +34,7 @@ from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapp
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
 from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_mask, largest
-from mpigraph.partition.source import Feature, Features, GraphSource
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
@@ -62,7 +62,7 @@ def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
 def _with_categories(source: GraphSource, categories: Mapping[str, Mapping[str, Iterable[str]]]) -> GraphSource:
     """Return the graph with the names that numbers of features stand for, by type or relation as an export has them."""
 
-    def named(tables: Features) -> Features:
+    def named(tables: Mapping[str, Mapping[str, Feature]]) -> dict[str, dict[str, Feature]]:
         return {
             owner: {
                 name: feature._replace(categories=tuple(categories.get(owner, {}).get(name, ())))

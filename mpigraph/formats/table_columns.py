@@ -487,9 +487,7 @@ def _values(pieces: Sequence[_Piece], name: str, dtype: str, fills: Sequence[str
     if count:
         piece, its = missing[0]
         if not dtype and kind not in ("integer", *_FLOATS):
-            fill = f"--types {name}=bool --fill {name}=0, or " if kind == "bool" else ""
-            remedy = f"{fill}--types {name}=string, which leaves the column out"
-            raise GraphDataError(f"{piece.place(name, its.first)}: {name} has no value: {remedy}")
+            raise GraphDataError(f"{piece.place(name, its.first)}: {name} has no value")
         filled = ", ".join(filter(None, dict.fromkeys(fills)))
         becomes = filled or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
         total = sum(piece.length for piece in pieces)
