@@ -17,6 +17,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError
 from mpigraph.graphs.fields import IdsLike
+from mpigraph.metadata.schema import DEFAULT_NTYPE
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.output_folder import new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
@@ -111,12 +112,11 @@ class _Predictions:
         is_text = ids is not None and ids.dtype == torch.uint8 and len(ids.shape) == 2
         self._ids = ids if is_text or (ids is not None and _is_integer(ids) and len(ids.shape) == 1) else None
         self._text_width = ids.shape[1] if is_text and ids is not None else 0
-        self._names = names
         width = int(np.prod(rows.shape[1:]))
         if len(rows.shape) > 2 or width == 0 or (_is_integer(rows) and len(rows.shape) == 2):
             raise InvalidArgumentError(f"rows must be classes [n] or scores [n, classes] (got {rows!r})")
-        self._width = width if len(rows.shape) == 2 else 0
         self._is_value = not _is_integer(rows) and width == 1
+        self._names = [] if self._is_value else names
 
     @collective("ranks")
     def write(self, exchange: Exchange, folder: Path, graph_name: str) -> Path:
@@ -127,8 +127,8 @@ class _Predictions:
             own = [self._selected(first, ids) for first, ids in blocks]
         counts = exchange.gather_json(sum(len(ids) for _, ids in own))
         total, at = sum(counts), sum(counts[: exchange.rank])
-        contents = self._contents(total)
-        ntype = self._rows.part_policy.type_name
+        empty = self._arrays(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        contents = {name: ((total, *array.shape[1:]), array.dtype) for name, array in empty.items()}
         with new_npy_files(exchange, folder, contents) as (temporary, files):
             lines = temporary / f".lines-{exchange.rank}"
             size = 0
@@ -136,13 +136,13 @@ class _Predictions:
                 with lines.open("w", encoding="utf-8", newline="") as text:
                     write = csv.writer(text, lineterminator="\n")
                     if exchange.rank == 0:
-                        write.writerow(self._columns())
+                        write.writerow(self._columns(empty))
                     for originals, ids in own:
                         arrays = self._arrays(originals, ids)
                         for name, array in arrays.items():
                             files[name].write(array, at)
                         at += len(ids)
-                        write.writerows(zip(*self._cells(arrays), strict=True))
+                        write.writerows(zip(*self._columns(arrays).values(), strict=True))
                 size = lines.stat().st_size
             sizes = exchange.gather_json(size)
             with exchange.together(doing), storage_errors(folder):
@@ -150,8 +150,9 @@ class _Predictions:
                 if exchange.rank == 0:
                     if self._names:
                         np.save(temporary / "names.npy", np.array(self._names, np.str_))
-                    readme = self._readme(f"{total} nodes of type {ntype!r} of the graph {graph_name!r}", contents)
-                    (temporary / "README").write_text(readme, "utf-8")
+                    (temporary / "README").write_text(
+                        self._readme(graph_name, list(self._columns(empty)), contents), "utf-8"
+                    )
                     for name in _FILES if (folder / _TABLE).exists() else ():
                         (folder / f"{name}.npy").unlink(missing_ok=True)  # of predictions before
         return folder
@@ -164,19 +165,12 @@ class _Predictions:
         mask = self._chosen[ids].numpy()
         return originals[mask], ids[mask]
 
-    def _contents(self, count: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-        contents: dict[str, tuple[tuple[int, ...], Any]]
-        contents = {"ids": ((count,), f"<U{self._text_width}" if self._text_width else np.int64)}
-        if self._is_value:
-            return contents | {"values": ((count,), np.float32)}
-        scores = {"scores": ((count, self._width), np.float32)} if self._width else {}
-        return contents | {"classes": ((count,), np.int64), **scores}
-
     def _arrays(self, originals: I64, ids: I64) -> dict[str, Array]:
         """Return the arrays of nodes by the names of their files."""
         arrays: dict[str, Array] = {"ids": originals if self._ids is None else self._ids[ids].numpy()}
         if self._text_width:
-            arrays["ids"] = np.char.decode(arrays["ids"].view(f"S{self._text_width}")[:, 0], "utf-8", "replace")
+            texts = np.char.decode(arrays["ids"].view(f"S{self._text_width}")[:, 0], "utf-8", "replace")
+            arrays["ids"] = texts.astype(f"U{self._text_width}")
         rows = self._rows[ids]
         if _is_integer(self._rows):
             return arrays | {"classes": rows.numpy().astype(np.int64)}
@@ -185,41 +179,36 @@ class _Predictions:
             return arrays | {"values": values.reshape(-1)}
         return arrays | {"classes": values.argmax(1), "scores": values}
 
-    def _columns(self) -> list[str]:
-        if self._is_value:
-            return ["id", "value"]
-        return ["id", "class", *(["name"] if self._names else []), *(["score"] if self._width else [])]
-
-    def _cells(self, arrays: dict[str, Array]) -> list[Any]:
+    def _columns(self, arrays: dict[str, Array]) -> dict[str, Any]:
         """Return the columns of the table. Raises InvalidArgumentError: a class has no name."""
-        ids = arrays["ids"].tolist()
+        columns: dict[str, Any] = {"id": arrays["ids"].tolist()}
         if self._is_value:
-            return [ids, map(str, arrays["values"])]
+            return columns | {"value": map(str, arrays["values"])}
         classes = arrays["classes"]
-        columns: list[Any] = [ids, classes.tolist()]
+        columns["class"] = classes.tolist()
         if self._names:
-            if len(classes) and classes.max() >= len(self._names):
+            if classes.max(initial=0) >= len(self._names):
                 raise InvalidArgumentError(f"class {classes.max()} has no name: there are {len(self._names)} names")
-            columns.append([self._names[number] if number >= 0 else "" for number in classes.tolist()])
-        if self._width:
-            columns.append(map(str, np.take_along_axis(arrays["scores"], classes[:, None], 1)[:, 0]))
+            columns["name"] = [self._names[number] if number >= 0 else "" for number in classes.tolist()]
+        if "scores" in arrays:
+            columns["score"] = map(str, np.take_along_axis(arrays["scores"], classes[:, None], 1)[:, 0])
         return columns
 
-    def _readme(self, what: str, contents: dict[str, tuple[tuple[int, ...], Any]]) -> str:
-        by_row = self._text_width == 0 and self._ids is None
+    def _readme(self, graph_name: str, columns: list[str], contents: dict[str, tuple[tuple[int, ...], Any]]) -> str:
+        ntype = self._rows.part_policy.type_name
+        of_type = "" if ntype == DEFAULT_NTYPE else f" of type {ntype!r}"
         meaning = {
-            "ids": "numbers of their rows in the input, from 0" if by_row else "their ids in the input",
-            "classes": "the class of each" + (", that of the largest score" if self._width else "; -1: none"),
+            "ids": "numbers of their rows in the input, from 0" if self._ids is None else "their ids in the input",
+            "classes": "the class of each" + (", that of the largest score" if "scores" in contents else "; -1: none"),
             "scores": "the scores of all classes",
             "values": "the value of each",
         }
-        lines = [f"Predictions for {what}, in the order of the input.", "", f"{_TABLE}: {', '.join(self._columns())}"]
-        lines += [
-            f"{name}.npy: {np.dtype(dtype)}{list(shape)}, {meaning[name]}" for name, (shape, dtype) in contents.items()
-        ]
-        load = "array = numpy.load('ids.npy')"
+        lines = [f"Predictions for nodes{of_type} of the graph {graph_name!r}, in the order of the input.", ""]
+        lines.append(f"{_TABLE}: {', '.join(columns)}")
+        lines += [f"{name}.npy: {dtype}{list(shape)}, {meaning[name]}" for name, (shape, dtype) in contents.items()]
+        load = "ids = numpy.load('ids.npy')"
         if self._names:
-            lines += [f"names.npy: the names of the {len(self._names)} classes, in the order of their numbers"]
+            lines.append(f"names.npy: the names of the {len(self._names)} classes, in the order of their numbers")
             load = "names = numpy.load('names.npy')[numpy.load('classes.npy')]"
         return "\n".join([*lines, "", f"{load}; table = pandas.read_csv({_TABLE!r})", ""])
 

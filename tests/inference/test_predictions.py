@@ -62,7 +62,12 @@ def test_all_nodes_by_the_ids_of_the_input(job: SharedJob) -> None:
     lines = map(",".join, zip(quoted, map(str, CLASSES), names, best, strict=True))
     assert (folder / "predictions.csv").read_text().splitlines() == ["id,class,name,score", *lines]
     about = (folder / "README").read_text()
-    assert "23 nodes of type 'user'" in about and "names.npy: the names of the 3 classes" in about
+    assert (
+        "nodes of type 'user' of the graph 'shop'" in about
+        and "ids.npy: <U6[23], their ids" in about
+        and "names.npy: the names of the 3 classes" in about
+    )
+    g.barrier()  # the first trainer removes its temporary folder
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["README", "predictions.csv", *(f"{name}.npy" for name in found)]
     )
