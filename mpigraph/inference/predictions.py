@@ -24,6 +24,7 @@ from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.session.context import current
 from mpigraph.storage.files import storage_errors
 
+_LABEL = "label"
 _TABLE = "predictions.csv"
 _FILES = ("ids", "classes", "scores", "values", "names")  # each a .npy file, if there is such an array
 
@@ -37,7 +38,7 @@ def write_predictions(
     *,
     ntype: str | None = None,
     names: Sequence[str] | None = None,
-    label: str = "label",
+    label: str = _LABEL,
 ) -> Path:
     """Write what a model says of nodes, by the ids of the input and in its order. The trainers write together.
 
@@ -63,6 +64,7 @@ def write_predictions(
 
     Raises:
         InvalidArgumentError: an argument is not as described above; a class has no name.
+        FieldNameError: there is no feature ``label``, and it is not "label".
         TensorMismatchError: ``rows`` are not of nodes of ``g``, or trainers give rows of different shapes.
         StorageError: a file cannot be written.
         ShardFormatError, GraphDataError: the graph's original ids cannot be read.
@@ -89,18 +91,18 @@ def write_predictions(
     with exchange.together("writing predictions"):
         features = _features(g, table)
         if names is None:
-            names = features[label].categories if label in features else ()
+            names = features[label].categories if label in features or label != _LABEL else ()
         ids = features.get("id")
         predictions = _Predictions(table, chosen, ids, list(names))
     return predictions.write(exchange, Path(folder), g.graph_name)
 
 
-def _features(g: DistGraph, table: DistTensor) -> dict[str, DistTensor]:
+def _features(g: DistGraph, table: DistTensor) -> Any:
     """Return the features of the nodes that a tensor has rows of."""
     policy = table.part_policy
     if table.graph_name != g.graph_name or not policy.is_node:
         raise TensorMismatchError(f"{table!r} has no rows of nodes of graph {g.graph_name!r}")
-    return dict(g.nodes[policy.type_name].data)
+    return g.nodes[policy.type_name].data
 
 
 class _Predictions:

@@ -10,7 +10,7 @@ from layouts import SharedJob
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.errors import InvalidArgumentError, StorageError, TensorMismatchError
+from mpigraph.errors import FieldNameError, InvalidArgumentError, StorageError, TensorMismatchError
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.inference import write_predictions
@@ -116,6 +116,8 @@ def test_what_cannot_be_written_is_an_error_on_every_trainer(job: SharedJob) -> 
     for error, text, arguments in cases:
         with pytest.raises(error, match=text):
             write_predictions(*arguments)
+    with pytest.raises(FieldNameError, match="topic"):
+        write_predictions(folder, g, scores, label="topic")
     with pytest.raises(InvalidArgumentError, match="class 2 has no name: there are 2 names"):
         write_predictions(folder, g, scores, names=["x", "y"])
     g.barrier()  # the first trainer removes what was begun
