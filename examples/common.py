@@ -6,8 +6,6 @@ import sys
 import time
 from itertools import pairwise
 
-import h5py
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -200,23 +198,6 @@ def represent(g, model, rows, fanout, device):
         return rows
     options = {"fanout": fanout, "device": device, "progress_bar": sys.stderr.isatty()}
     return mg.inference.layerwise(g, model, rows, batch_size=1000, **options)
-
-
-def write_hdf5(g, rows, path, name):
-    """Write a DistTensor to an HDF5 file, in the original order of the nodes. All trainers call it.
-
-    They write one .npy file together, which the first one copies: an HDF5 file has one writer.
-    """
-    together = path + ".npy"
-    rows.save(together)
-    if g.rank() == 0:
-        values = np.load(together, mmap_mode="r")
-        with h5py.File(path, "w") as file:
-            dataset = file.create_dataset(name, values.shape, values.dtype)
-            for begin in range(0, len(values), 1 << 16):
-                dataset[begin : begin + (1 << 16)] = values[begin : begin + (1 << 16)]
-        os.remove(together)
-    g.barrier()
 
 
 def reverse_ids(g):

@@ -7,7 +7,7 @@
 Without --part_config it generates a graph whose labels need both features and neighbours, and also trains an MLP on
 the features alone, to show what the neighbours are worth. The last evaluation is by minibatches of the test nodes and
 all their neighbours, or with --eval layerwise of all nodes of the graph, one layer at a time. With --sampler labor a
-minibatch reads fewer rows of a dense graph.
+minibatch reads fewer rows of a dense graph. --predictions FOLDER has the classes of all nodes, by their original ids.
 """
 
 import sys
@@ -55,8 +55,15 @@ def train(g, name, fanouts, args, device):
             progress.note(f"validation accuracy {evaluate(g, model, nodes['val'], len(fanouts), args, device):.4f}")
         progress.report()
         common.save(args, state, folder, epoch + 1)
-    if fanouts and args.eval == "layerwise":
-        return evaluate_layerwise(g, model, nodes["test"], args, device)
+    if fanouts and (args.predictions or args.eval == "layerwise"):
+        options = {"fanout": args.eval_fan_out, "device": device, "progress_bar": sys.stderr.isatty()}
+        scores = mg.inference.layerwise(g, model, g.ndata["feat"], batch_size=1000, **options)
+        if args.predictions:
+            mg.inference.write_predictions(args.predictions, g, scores)
+        if args.eval == "layerwise":
+            accuracy = common.Mean(device)
+            accuracy.add(scores[nodes["test"]].argmax(1) == g.ndata["label"][nodes["test"]])
+            return float(accuracy.compute())
     return evaluate(g, model, nodes["test"], len(fanouts), args, device)
 
 
@@ -112,15 +119,6 @@ def evaluate(g, model, nodes, num_layers, args, device):
     return float(accuracy.compute())
 
 
-def evaluate_layerwise(g, model, nodes, args, device):
-    """The same by the scores of all nodes of the graph, each computed once in a layer."""
-    options = {"fanout": args.eval_fan_out, "device": device, "progress_bar": sys.stderr.isatty()}
-    scores = mg.inference.layerwise(g, model, g.ndata["feat"], batch_size=1000, **options)
-    accuracy = common.Mean(device)
-    accuracy.add(scores[nodes].argmax(1) == g.ndata["label"][nodes])
-    return float(accuracy.compute())
-
-
 def write_graph(folder):
     """Write a partitioned graph of 20,000 nodes and 200,000 edges."""
     g = mg.data.generate(20_000, 200_000, feat_dim=64, num_classes=16)
@@ -136,6 +134,7 @@ SETTINGS = common.CHECKPOINTS | {
     "batch_dependency": (1, "with labor: steps that draw alike"),
     "eval_fan_out": (-1, "neighbours in each layer in evaluation; -1: all"),
     "eval": ("minibatch", "how the last evaluation is done: minibatch, or layerwise"),
+    "predictions": ("", "folder for the classes of all nodes: predictions.csv, and .npy files; by original id"),
     "num_eval": (10**9, "evaluate on about so many nodes of each trainer"),
     "batch_size": (500, "of all trainers together"),
     "num_hidden": (64, "width of the layers between"),

@@ -6,7 +6,7 @@
 
 GraphSAGE learns to tell edges from pairs drawn at random (Hamilton et al., "Inductive Representation Learning on Large
 Graphs", NeurIPS 2017). The representations of all nodes are written to a DistTensor, layer by layer, and a linear model
-is trained on those of the training nodes; beside it, one on the features as they are. --embeddings FILE.h5 also writes
+is trained on those of the training nodes; beside it, one on the features as they are. --embeddings FILE.npy also writes
 them to a file, in the original order of the nodes. Without --part_config a graph is generated.
 """
 
@@ -75,7 +75,7 @@ SETTINGS = {
     "num_epochs": (5, "passes over the edges"),
     "fan_out": ("10,10", "neighbours per layer, outermost hop first"),
     "eval_fan_out": (-1, "neighbours in each layer for the representations; -1: all"),
-    "embeddings": ("", "an HDF5 file to write the representations of all nodes to, by original id"),
+    "embeddings": ("", "a .npy file for the representations of all nodes, in their original order"),
     "batch_size": (500, "edges, of all trainers together"),
     "num_negatives": (5, "for each edge: its source with other destinations"),
     "num_hidden": (64, "width of the layers and of the representations"),
@@ -92,7 +92,7 @@ def main():
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
         rows = common.represent(g, train(g, args, device), g.ndata["feat"], args.eval_fan_out, device)
         if args.embeddings:  # original ids are in the files of the graph
-            common.write_hdf5(g, rows, args.embeddings, "embedding")
+            rows.save(args.embeddings)
     nodes = {part: mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "test")}
     learned = common.linear_accuracy(g, rows, nodes, args.linear_epochs, 0.01, device)
     plain = common.linear_accuracy(g, g.ndata["feat"], nodes, args.linear_epochs, 0.01, device)

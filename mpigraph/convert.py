@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.original import as_tensor_rows
+from mpigraph.formats.original import as_numpy
 from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID, Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
@@ -105,7 +106,7 @@ def from_files(
 def _fill(frame: Frame, features: Mapping[str, Feature], ids_name: str, ids: RowArray | None) -> None:
     """Put features and original ids into a frame."""
     for name, feature in features.items():
-        frame[name] = as_tensor_rows(feature, feature.values[:])
+        frame[name] = _as_tensor_rows(feature, feature.values[:])
     if ids is not None:
         frame[ids_name] = torch.from_numpy(np.array(ids[:]))
 
@@ -207,3 +208,10 @@ def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | No
 
 
 attach(__name__)
+
+
+def _as_tensor_rows(feature: Feature, rows: Array) -> torch.Tensor:
+    """Return rows of a feature as a tensor, a copy of them, as they were before they were stored."""
+    if feature.dtype != "bfloat16":
+        return torch.from_numpy(as_numpy(feature, np.array(rows)))
+    return torch.from_numpy(np.array(rows).view(np.int16)).view(torch.bfloat16)

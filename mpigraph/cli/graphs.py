@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from mpigraph.cli.grammar import Export, Generate
 from mpigraph.cli.ranks import ProgressBar, progress_of, working_ranks
+from mpigraph.formats.original import write_npy
 from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.spill import Scratch
@@ -29,8 +30,6 @@ def export(options: Export) -> int:
         with exchange.together(f"exporting {options.part_config}"):
             check_writable(options.out)
             if exchange.rank == 0:
-                from mpigraph.formats.original import write_npy  # torch takes seconds to load
-
                 scratch = Scratch(options.scratch or options.out)
                 with ProgressBar() as progress:
                     print(write_npy(options.part_config, options.out, scratch, progress, options.overwrite))

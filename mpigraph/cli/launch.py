@@ -19,12 +19,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
 from mpigraph.cli.grammar import HostOptions, Launch
-from mpigraph.cli.main import note
+from mpigraph.cli.main import note, pairs
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
@@ -33,9 +32,7 @@ _VERSION_TIMEOUT = 20  # seconds
 _PYTHON = re.compile(r"python[0-9.]*")
 _QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
-_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
-_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
+_HOST = re.compile(r"[a-z0-9_:][a-z0-9_.:%-]*")
 
 
 class Host(NamedTuple):
@@ -87,7 +84,9 @@ def read_hosts(path: Path) -> list[Host]:
             continue
         if len(words) > 2:
             raise InvalidArgumentError(f"{where}: expected 'ADDRESS [PORT]' (got {line.strip()!r})")
-        key = _normalized(where, words[0])
+        key = words[0].lower()
+        if not _HOST.fullmatch(key):
+            raise InvalidArgumentError(f"{where}: neither an address nor a host name: {words[0]!r}")
         if len(words) == 2 and not (re.fullmatch("[0-9]{1,5}", words[1]) and 1 <= int(words[1]) <= 65535):
             raise InvalidArgumentError(f"{where}: a port is a number from 1 to 65535 (got {words[1]!r})")
         if key in hosts:
@@ -96,18 +95,6 @@ def read_hosts(path: Path) -> list[Host]:
     if not hosts:
         raise InvalidArgumentError(f"{path}: names no host")
     return [*hosts.values()]
-
-
-def _normalized(where: str, name: str) -> str:
-    """Check an address or name; return one spelling for all spellings of it."""
-    if _ADDRESS.fullmatch(name):
-        try:
-            return str(ip_address(name))
-        except ValueError:
-            raise InvalidArgumentError(f"{where}: not an IP address: {name!r}") from None
-    if not _NAME.fullmatch(name):
-        raise InvalidArgumentError(f"{where}: neither an IP address nor a host name: {name!r}")
-    return name.lower()
 
 
 def launch(options: Launch) -> int:
@@ -170,12 +157,11 @@ def _variables(options: Launch, workspace: str) -> dict[str, str]:
         variables["MPIGRAPH_PART_CONFIG"] = os.path.join(workspace, options.part_config)
     if options.num_omp_threads is not None:
         variables["OMP_NUM_THREADS"] = str(options.num_omp_threads)
-    for text in options.extra_envs:
-        name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InvalidArgumentError(f"--extra_envs takes NAME=VALUE (got {text!r})")
-        variables[name] = value
-    return variables
+    own = pairs("--extra_envs", "NAME=VALUE", options.extra_envs)
+    for name in own:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InvalidArgumentError(f"--extra_envs: {name!r} is no name of a variable")
+    return variables | own
 
 
 def _words(text: str, what: str) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO, get_args
 
 from mpigraph.cli.grammar import GROUPS, STATUSES
 from mpigraph.config import launcher_rank, log_at
-from mpigraph.errors import MPIGraphError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.log import set_identity
 
 _OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
@@ -44,6 +44,17 @@ def table(names: list[str], rows: list[list[str]], left: tuple[int, ...] = ()) -
         ).rstrip()
         for row in (names, *rows)
     ]
+
+
+def pairs(option: str, form: str, texts: Sequence[str]) -> dict[str, str]:
+    """Return the values of an option that is given once for each name, as NAME=VALUE.
+
+    Raises InvalidArgumentError, with the option's ``form``: a name or its "=" is missing, or a name is there twice.
+    """
+    split = dict(text.partition("=")[::2] for text in texts)
+    if len(split) < len(texts) or "" in split or not all("=" in text for text in texts):
+        raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(texts)})")
+    return split
 
 
 class _Pipe(io.FileIO):

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, Array
 from mpigraph.cli.grammar import Partition
-from mpigraph.cli.main import note, printable, show
+from mpigraph.cli.main import note, pairs, printable, show
 from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
@@ -98,18 +98,18 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
     files = [text for text in options.nodes if not text.isdecimal()]
     if len(counts) > 1 or (counts and files):
         raise InvalidArgumentError(f"--nodes is one number, or files (got {' and '.join(options.nodes)})")
-    columns = _pairs("--columns", "NAME=COLUMN", options.columns)
+    columns = pairs("--columns", "NAME=COLUMN", options.columns)
     for text in options.columns:
         if text.count("=") > 1:
             each = re.sub(r",(?=[^,=]*=)", " --columns ", text)
             raise InvalidArgumentError(f"--columns has one NAME= each time: --columns {each} (got {text})")
     tables = TableOptions(
-        _pairs("--types", "COLUMN=DTYPE", options.types),
+        pairs("--types", "COLUMN=DTYPE", options.types),
         {name: tuple(text.split(",")) for name, text in columns.items()},
         tuple(options.categories),
         options.no_header,
         options.decimal,
-        _pairs("--fill", "COLUMN=NUMBER", options.fill),
+        pairs("--fill", "COLUMN=NUMBER", options.fill),
         options.node_type,
         options.edge_type,
     )
@@ -124,13 +124,6 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
         tables=tables,
         exchange=exchange,
     )
-
-
-def _pairs(option: str, form: str, texts: Sequence[str]) -> dict[str, str]:
-    pairs = dict(text.rpartition("=")[::2] for text in texts)
-    if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
-        raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(texts)})")
-    return pairs
 
 
 def _parts(source: GraphSource, options: Partition) -> tuple[I32 | None, int]:
@@ -160,12 +153,9 @@ def _show_result(result: PartitionResult, method: str, left_out: list[str], opti
 
 def _feat_dtype(texts: Sequence[str]) -> FeatDtype:
     """Return the dtypes of --feat-dtype, given once without a name, or several times with names."""
-    named = [text.rpartition("=") for text in texts]
-    if len(named) == 1 and not named[0][1]:
-        return check_feat_dtype(named[0][2])
-    if not all(equals for _, equals, _ in named):
-        raise InvalidArgumentError(f"--feat-dtype is for all features, or for some by name (got {' and '.join(texts)})")
-    return check_feat_dtype({name: dtype for name, _, dtype in named})
+    if len(texts) == 1 and "=" not in texts[0]:
+        return check_feat_dtype(texts[0])
+    return check_feat_dtype(pairs("--feat-dtype", "DTYPE, or NAME=DTYPE", texts))
 
 
 def _training_nodes(source: GraphSource) -> dict[str, Array]:

@@ -35,136 +35,97 @@ class Sources:
 
 
 _CALLS = "mpigraph.compat.dgl_calls"
-_FILES = "mpigraph.compat.dgl_files"
-_LAYERS = {"RelGraphConv": f"{_CALLS}:RelGraphConv"}
 
-_OLD_LOADING = {
-    name: f"{_CALLS}:{name}"
-    for name in (
-        *("DataLoader", "EdgeDataLoader", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler"),
-        *("NeighborSampler", "NodeDataLoader"),
-    )
+
+def _calls(names: str) -> dict[str, str]:
+    """Return the sources of names that ``dgl_calls`` has under the same name."""
+    return {name: f"{_CALLS}:{name}" for name in names.split()}
+
+
+_OLD_LOADING = _calls(
+    "DataLoader EdgeDataLoader MultiLayerFullNeighborSampler MultiLayerNeighborSampler NeighborSampler NodeDataLoader"
+)
+_ROLES = {
+    **{name: f"mpigraph.metadata.schema:{name}" for name in ("DEFAULT_ETYPE", "DEFAULT_NTYPE")},
+    **_calls("DGL2GB_EID GB_DST_ID MAX_QUEUE_SIZE SERVER_EXIT client_barrier get_num_client get_num_machines get_rank"),
+    **_calls("initialize shutdown_servers"),
 }
 _DISTRIBUTED = {
-    "DistGraph": f"{_CALLS}:DistGraph",
-    "DistTensor": f"{_CALLS}:DistTensor",
+    **_ROLES,
+    **_calls("DistGraph DistTensor find_edges in_degrees in_subgraph load_partition out_degrees"),
+    **_calls("sample_etype_neighbors sample_neighbors"),
     "GraphPartitionBook": "mpigraph.distributed:RangePartitionBook",
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
     "_remove_kwargs_dist": "mpigraph.dataloading.loader:without_processes",
 }
-for _name in (
-    *("find_edges", "in_degrees", "in_subgraph", "load_partition", "out_degrees", "sample_etype_neighbors"),
-    "sample_neighbors",
-):
-    _DISTRIBUTED[_name] = f"{_CALLS}:{_name}"
-_ROLES = {name: f"mpigraph.metadata.schema:{name}" for name in ("DEFAULT_ETYPE", "DEFAULT_NTYPE")}
-for _name in (
-    *("DGL2GB_EID", "GB_DST_ID", "MAX_QUEUE_SIZE", "SERVER_EXIT", "client_barrier", "get_num_client"),
-    *("get_num_machines", "get_rank", "initialize", "shutdown_servers"),
-):
-    _ROLES[_name] = f"{_CALLS}:{_name}"
-_DISTRIBUTED |= _ROLES
-for _name in "BACKEND_NAME get_global_rank get_num_trainers get_role get_trainer_rank init_role seed".split():
-    _ROLES[_name] = f"{_CALLS}:{_name}"
-_DATALOADING = Sources(("mpigraph.dataloading",), _OLD_LOADING)
-_GRAPHS = Sources(("mpigraph", "mpigraph.convert"))
-_NN = Sources(("mpigraph.nn",), _LAYERS)
-_DATA = Sources((_FILES,))
-_IN_DISTRIBUTED = Sources(("mpigraph.distributed",), _DISTRIBUTED)
-
+_ROLES |= _calls("BACKEND_NAME get_global_rank get_num_trainers get_role get_trainer_rank init_role seed")
+_GRAPHS = ("mpigraph", "mpigraph.convert")
+_SOURCES = {  # of modules, whose names begin with "dgl."
+    "data data.tensor_serialize data.utils utils": Sources(
+        names=_calls("expand_as_pair generate_mask_tensor idx2mask makedirs register_data_args")
+    ),
+    "dataloading dataloading.base dataloading.dataloader dataloading.dist_dataloader dataloading.labor_sampler "
+    "dataloading.neighbor dataloading.neighbor_sampler dataloading.pytorch": Sources(
+        ("mpigraph.dataloading",), _OLD_LOADING
+    ),
+    "dataloading.negative_sampler": Sources(("mpigraph.dataloading.negative_sampler",)),
+    "distributed distributed.constants distributed.dist_context distributed.dist_dataloader distributed.dist_graph "
+    "distributed.dist_tensor distributed.graph_partition_book distributed.graph_services distributed.partition": (
+        Sources(("mpigraph.distributed",), _DISTRIBUTED)
+    ),
+    "distributed.nn distributed.nn.pytorch": Sources(("mpigraph.distributed.nn",)),
+    "distributed.optim distributed.optim.pytorch": Sources(("mpigraph.distributed.optim",)),
+    "distributed.role": Sources(names=_ROLES),
+    "function": Sources(("mpigraph.function",)),
+    "multiprocessing": Sources(("torch.multiprocessing",)),
+    "nn nn.functional nn.pytorch nn.pytorch.conv nn.pytorch.hetero nn.pytorch.link nn.pytorch.softmax ops": Sources(
+        ("mpigraph.nn",), _calls("RelGraphConv")
+    ),
+    "sampling": Sources(("mpigraph.dataloading",), _OLD_LOADING | _calls("sample_neighbors")),
+    "base convert transform transforms transforms.functional": Sources(_GRAPHS),
+}
+_OF_DGL = {"DGLHeteroGraph": "mpigraph:DGLGraph", "backend_name": f"{_CALLS}:BACKEND_NAME"}
 MODULES: Mapping[str, Sources] = {
-    "dgl": Sources(
-        ("mpigraph", "mpigraph.convert"),
-        {
-            "DGLHeteroGraph": "mpigraph:DGLGraph",
-            "backend_name": f"{_CALLS}:BACKEND_NAME",
-            "in_subgraph": f"{_CALLS}:in_subgraph",
-            "load_graphs": f"{_FILES}:load_graphs",
-            "save_graphs": f"{_FILES}:save_graphs",
-            "seed": f"{_CALLS}:seed",
-        },
-    ),
-    "dgl.dataloading": _DATALOADING,
-    "dgl.dataloading.negative_sampler": Sources(("mpigraph.dataloading.negative_sampler",)),
-    "dgl.distributed": _IN_DISTRIBUTED,
-    "dgl.distributed.role": Sources(names=_ROLES),
-    "dgl.function": Sources(("mpigraph.function",)),
-    "dgl.multiprocessing": Sources(("torch.multiprocessing",)),
-    **dict.fromkeys(("dgl.nn", "dgl.nn.pytorch", "dgl.ops"), _NN),
-    "dgl.sampling": Sources(
-        ("mpigraph.dataloading",), _OLD_LOADING | {"sample_neighbors": f"{_CALLS}:sample_neighbors"}
-    ),
-    "dgl.utils": _DATA,
-    **dict.fromkeys(("dgl.data", "dgl.data.tensor_serialize", "dgl.data.utils"), _DATA),
-    **{
-        f"dgl.dataloading.{name}": _DATALOADING
-        for name in "base dataloader dist_dataloader labor_sampler neighbor neighbor_sampler pytorch".split()
-    },
-    **{
-        f"dgl.distributed.{name}": _IN_DISTRIBUTED
-        for name in (
-            *("constants", "dist_context", "dist_dataloader", "dist_graph", "dist_tensor", "graph_partition_book"),
-            *("graph_services", "partition"),
-        )
-    },
-    **{
-        f"dgl.distributed.{name}{more}": Sources((f"mpigraph.distributed.{name}",))
-        for name in ("nn", "optim")
-        for more in ("", ".pytorch")
-    },
-    **{
-        f"dgl.nn.{name}": _NN
-        for name in ("functional", "pytorch.conv", "pytorch.hetero", "pytorch.link", "pytorch.softmax")
-    },
-    **{f"dgl.{name}": _GRAPHS for name in ("base", "convert", "transform", "transforms", "transforms.functional")},
+    "dgl": Sources(_GRAPHS, _OF_DGL | _calls("in_subgraph seed")),
+    **{f"dgl.{name}": sources for names, sources in _SOURCES.items() for name in names.split()},
 }
 
-_NO_CONVERSION = (
-    "partitions need no conversion for sampling to be fast: leave the call out (use_graphbolt= is accepted)"
-)
-_NO_KVSTORE = "rows live in windows of MPI: read and write them by DistTensor, g.ndata and DistEmbedding"
-_NO_RPC = "ranks talk by MPI: use torch.distributed or mpi4py for messages of your own"
-_NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS"
-_NO_LAYERS = "layers of PyG run on blocks: layer(x, block.edge_index()), as in examples/pyg_layers.py"
-_ONE_PROCESS = "for graphs of one process use DGL or PyG, whose graphs mpigraph.convert.as_graph takes"
-_NO_DATASETS = "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others"
-_NO_WALKS = (
-    "walks follow out-edges, and parts hold in-edges: partition with --add-reverse, and sample in-neighbours "
-    "(NeighborSampler, g.sample_neighbors)"
-)
+_OF_MODULES = {
+    "dgl.data": "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others",
+    "dgl.nn": "layers of PyG run on blocks: layer(x, block.edge_index()), as in examples/pyg_layers.py",
+}
 _INSTEAD = {
-    **dict.fromkeys(("PinSAGESampler", "RandomWalkNeighborSampler", "pack_traces", "random_walk"), _NO_WALKS),
+    "PinSAGESampler RandomWalkNeighborSampler pack_traces random_walk": "walks follow out-edges, and parts hold "
+    "in-edges: partition with --add-reverse, and sample in-neighbours (NeighborSampler, g.sample_neighbors)",
     "ShaDowKHopSampler": "use NeighborSampler; DGL and PyG sample such subgraphs in one process",
-    **dict.fromkeys(
-        ("KVClient", "KVServer", "close_kvstore", "get_kvstore", "init_kvstore", "kvstore", "standalone_kvstore"),
-        _NO_KVSTORE,
-    ),
-    **dict.fromkeys(
-        (
-            *("Request", "Response", "recv_request", "recv_response", "register_service", "remote_call"),
-            *("remote_call_to_machine", "rpc", "rpc_client", "rpc_server", "send_request", "send_response"),
-        ),
-        _NO_RPC,
-    ),
-    **dict.fromkeys(
-        ("DistGraphServer", "ServerState", "connect_to_server", "server_state", "start_server"), _NO_SERVERS
-    ),
-    **dict.fromkeys(("dgl_partition_to_graphbolt", "gb_convert_single_dgl_partition", "graphbolt"), _NO_CONVERSION),
-    **dict.fromkeys(
-        ("compact_graphs", "khop_in_subgraph", "khop_out_subgraph", "rand_bipartite", "rand_graph"), _ONE_PROCESS
-    ),
+    "KVClient KVServer close_kvstore get_kvstore init_kvstore kvstore standalone_kvstore": "rows live in windows of "
+    "MPI: read and write them by DistTensor, g.ndata and DistEmbedding",
+    "Request Response recv_request recv_response register_service remote_call remote_call_to_machine rpc rpc_client "
+    "rpc_server send_request send_response": "ranks talk by MPI: use torch.distributed or mpi4py for messages of your "
+    "own",
+    "DistGraphServer ServerState connect_to_server server_state start_server": "servers are ranks of the same job: "
+    "initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS",
+    "dgl_partition_to_graphbolt gb_convert_single_dgl_partition graphbolt": "partitions need no conversion for "
+    "sampling to be fast: leave the call out (use_graphbolt= is accepted)",
+    "compact_graphs khop_in_subgraph khop_out_subgraph rand_bipartite rand_graph": "for graphs of one process use DGL "
+    "or PyG, whose graphs mpigraph.convert.as_graph takes",
+    "load_graphs load_tensors save_graphs save_tensors": "use torch.save for tensors, and for graphs in memory for "
+    "their edges and features; DGL's parts are read",
+    "Subset split_dataset": "use torch.utils.data: Subset, random_split",
     "BasicPartitionBook": "parts own ranges of ids: use RangePartitionBook",
     "NodeEmbedding": "use dgl.distributed.DistEmbedding, which works on one rank, too",
 }
+_REFUSED = frozenset("Subset load_data load_graphs load_tensors save_graphs save_tensors split_dataset".split())
+"""Names that scripts import whether or not they use them: an error when they are called."""
 
 
 def advice(module: str, name: str) -> str:
     """Return the error text for a name of DGL's that this library lacks."""
-    instead = _INSTEAD.get(name)
+    instead = next((text for names, text in _INSTEAD.items() if name in names.split()), None)
     if instead is None:
-        instead = {"dgl.data": _NO_DATASETS, "dgl.nn": _NO_LAYERS}.get(".".join(module.split(".")[:2]))
+        instead = _OF_MODULES.get(".".join(module.split(".")[:2]))
     where = f"{module}.{name}" if module else name
     return f"mpigraph has no {where}" + (f": {instead}" if instead else " (it stands in for dgl: mpigraph.compat.dgl)")
 
@@ -239,7 +200,7 @@ def _look_up(module: str, name: str) -> Any:
         # a name that a module only imports, such as torch, it does not export
         if hasattr(source, name) and name in getattr(source, "__all__", (name,)):
             return getattr(source, name)
-    if module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset"):
+    if name in _REFUSED or (module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset")):
         instead = advice(module, name)
 
         def refuse(self: object, *_: object, **__: object) -> None:

@@ -5,10 +5,13 @@ within a part type after type (:class:`.RangePartitionBook` converts). Ids by ty
 Every rank that runs the script is a trainer, of role "default".
 """
 
+import argparse
+import os
 from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from mpigraph import dataloading, nn
@@ -16,7 +19,7 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.sampler import check_graph
 from mpigraph.distgraph import graph as distgraph, partitioning, tensor
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import EID, IdsLike
+from mpigraph.graphs.fields import EID, IdsLike, as_ids
 from mpigraph.graphs.hetero import HeteroGraph, graph
 from mpigraph.log import get_logger
 from mpigraph.session import context
@@ -234,6 +237,39 @@ def _homogeneous(g: distgraph.DistGraph, frontier: HeteroGraph) -> HeteroGraph:
     result = graph((src, dst), num_nodes=g.num_nodes())
     result.edata[EID] = eids
     return result
+
+
+def register_data_args(parser: argparse.ArgumentParser) -> None:
+    """Add the argument ``--dataset``, as DGL's older scripts do."""
+    parser.add_argument("--dataset", type=str, required=False, help="name of the dataset")
+
+
+def makedirs(path: str | os.PathLike[str]) -> None:
+    """Make a folder and those above it, unless they exist."""
+    os.makedirs(os.path.expanduser(os.path.normpath(path)), exist_ok=True)
+
+
+def generate_mask_tensor(mask: Any) -> torch.Tensor:
+    """Return a mask as a tensor, bool[n]."""
+    return torch.as_tensor(np.asarray(mask)).bool()
+
+
+def idx2mask(idx: IdsLike, len: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the mask of positions ``idx``, bool[len]."""
+    mask = np.zeros(len, np.bool_)
+    mask[as_ids(idx, "idx").numpy()] = True
+    return mask
+
+
+def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
+    """Return a layer's input as features of sources and destinations; those of a block are its first sources."""
+    if isinstance(input_, tuple):
+        return input_[0], input_[1]
+    if g is None or not g.is_block:
+        return input_, input_
+    if isinstance(input_, Mapping):
+        return input_, {ntype: x[: g.num_dst_nodes(ntype)] for ntype, x in input_.items() if ntype in g.dsttypes}
+    return input_, input_[: g.num_dst_nodes()]
 
 
 BACKEND_NAME: Final = "pytorch"

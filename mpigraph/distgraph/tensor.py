@@ -194,7 +194,7 @@ class DistTensor:
         session = self.handle.session
         with session.world.together(f"saving tensor {self.name!r}"):
             file = _npy_path(path)
-        blocks = _file_blocks(session, self._config, self.rows)
+        blocks = self.in_original_order()
         _write_npy(session, file, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
     @collective("trainers")
@@ -214,12 +214,26 @@ class DistTensor:
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
             saved = _open_npy(_npy_path(path), self.shape)
-        blocks = _file_blocks(session, self._config, self.rows)
+        blocks = self.in_original_order()
         with session.world.together(doing):
             for first, ids in blocks:
                 rows = np.array(saved[first : first + len(ids)], saved.dtype.newbyteorder("="))
                 self[ids] = torch.from_numpy(rows)
         session.control.call(Operation.BARRIER)
+
+    @collective("trainers")
+    def in_original_order(self) -> Iterator[tuple[int, I64]]:
+        """Return this trainer's piece of the rows in their original order: consecutive, and as long as others' pieces.
+
+        The trainers that own the rows tell their original ids, so no trainer holds them all.
+
+        Yields:
+            The piece in blocks, each the first original id, and int64[k] the ids of its rows in this tensor.
+
+        Raises:
+            ShardFormatError, GraphDataError: as in :meth:`save`.
+        """
+        return _file_blocks(self.handle.session, self._config, self.rows)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Read rows in the order of the index: :meth:`gather` into memory of the pool. One-sided."""
@@ -358,6 +372,21 @@ class DistTensor:
         return cast(torch.dtype, getattr(torch, self.handle.rows.stored))
 
     @property
+    def categories(self) -> tuple[str, ...]:
+        """The names that the numbers 0, 1, ... of a feature of the graph stand for; empty if they stand for none.
+
+        ``partition --categories`` numbers names in their order; a row without a name has -1.
+        """
+        policy = self.handle.rows.policy
+        graph = self.handle.session.store.graphs[self.handle.graph]
+        if graph.features.get((policy, self.name)) != self.handle.rows.number:
+            return ()
+        config = self._config
+        if policy.is_node:
+            return config.node_features[config.schema.ntypes[policy.type_id]][self.name].categories
+        return config.edge_features[config.schema.relation_keys[policy.type_id]][self.name].categories
+
+    @property
     def _dtype(self) -> str:
         return self.handle.rows.dtype if self._upcast else self.handle.rows.stored
 
@@ -472,11 +501,6 @@ def _npy_path(path: str | os.PathLike[str]) -> Path:
 
 @collective("trainers")
 def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Iterator[tuple[int, I64]]:
-    """Return this trainer's piece of the file, in blocks: the first original id of each, and int64[k] rows of its ids.
-
-    The trainers that own the rows tell their original ids, so no trainer holds them all. The trainer then reads or
-    writes the rows of one block at a time.
-    """
     doing = f"putting the rows of tensor {rows.name!r} into their original order"
     owned = RowOwners(session.world, rows.offsets).ranges()
     bounds = even_bounds(rows.shape[0], session.num_trainers)

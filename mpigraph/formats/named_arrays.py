@@ -29,10 +29,11 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.declared import label_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
-from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_labels, as_mask, largest
+from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_mask, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
@@ -53,8 +54,24 @@ def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
+    files.read(path / "README")  # of an export
     content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
-    return _source(arrays, content, files.left_out())
+    return _with_categories(_source(arrays, content, files.left_out()), content.get("categories", {}))
+
+
+def _with_categories(source: GraphSource, categories: Mapping[str, Mapping[str, Iterable[str]]]) -> GraphSource:
+    """Return the graph with the names that numbers of features stand for, by type or relation as an export has them."""
+
+    def named(tables: Mapping[str, Mapping[str, Feature]]) -> dict[str, dict[str, Feature]]:
+        return {
+            owner: {
+                name: feature._replace(categories=tuple(categories.get(owner, {}).get(name, ())))
+                for name, feature in table.items()
+            }
+            for owner, table in tables.items()
+        }
+
+    return replace(source, node_feats=named(source.node_feats), edge_feats=named(source.edge_feats))
 
 
 def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
@@ -217,7 +234,7 @@ def _node_features(arrays: Arrays) -> dict[str, Feature]:
         _check_rows(arrays, name)
     feats = {name: Feature.of(as_mask(arrays.pop(name))) for name in _MASKS if name in arrays}
     if "label" in arrays:
-        feats["label"] = Feature(as_labels(arrays.pop("label")), "int64")
+        feats["label"] = label_of(arrays.pop("label"))
     if "feat" in arrays:
         feats["feat"] = Feature.of(as_floats(arrays.pop("feat")))
     return feats

@@ -2,14 +2,13 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -23,55 +22,15 @@ from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text, storage_errors
 from mpigraph.storage.narrow import widened
 
+_README = "README"
+_ABOUT = """The graph {name!r} in its original order: row k is node k, or edge k, of the input.
 
-@dataclass(eq=False)
-class Original:
-    """A partitioned graph by its original ids."""
+{files}
 
-    source: GraphSource  # the graph as an input; rows are numbered as in the parts
-    node_ids: Sequence[I64]  # for each node type int64[n], the original ids
-    scratch: Scratch  # where large arrays lie
-
-    @classmethod
-    def open(cls, part_config: str | os.PathLike[str], scratch: Scratch) -> "Original":
-        """Open a partitioned graph.
-
-        Raises:
-            PartitionError: the configuration is missing or damaged.
-            ShardFormatError: a shard is missing or damaged.
-            GraphDataError: original ids are not 0 to n - 1, each once.
-        """
-        source = read_partition(part_config)
-        assert source.node_ids is not None
-        by_type = zip(source.schema.ntypes, source.node_ids, strict=True)
-        ids = [_permutation(f"nodes of {ntype!r}", of_type) for ntype, of_type in by_type]
-        return cls(source, ids, scratch)
-
-    def edge_ids(self, relation_id: int) -> I64:
-        """Return int64[m], the original ids of a relation's edges, as they lie in the parts.
-
-        Raises GraphDataError: they are not 0 to m - 1, each once.
-        """
-        assert self.source.edge_ids is not None
-        relation = self.source.schema.relations[relation_id]
-        return _permutation(f"edges of {relation_key(relation)!r}", self.source.edge_ids[relation_id])
-
-    def ends_in_order(self, relation_id: int, side: int) -> I64:
-        """Return int64[m], the original ids of the sources (side 0) or destinations (1), in the edges' order."""
-        ids = self.edge_ids(relation_id)
-        of_type = self.node_ids[self.source.schema.ends(relation_id)[side]]
-        ends = self.source.edges[relation_id][side]
-        result = self.scratch.empty(len(ids), np.int64)
-        for begin, end in _chunks(len(ids)):
-            result[ids[begin:end]] = of_type[np.asarray(ends[begin:end], np.int64)]
-        return result
-
-    def in_order(self, values: RowArray, ids: I64) -> Array:
-        """Return the rows of an array that has the row of ``ids[i]`` at i."""
-        result = self.scratch.empty(int(np.prod(values.shape)), values.dtype).reshape(values.shape)
-        for begin, end in _chunks(len(ids)):
-            result[ids[begin:end]] = values[begin:end]
-        return result
+In Python:              numpy.load(file), or numpy.load(file, mmap_mode="r") for one larger than the memory
+As a partitioned graph: python -m mpigraph partition FOLDER --parts 4 -o parts
+"""
+_TEXT = ", text in UTF-8 filled up with zeros: numpy.char.decode(a.view(f'S{a.shape[1]}')[:, 0], 'utf-8')"
 
 
 def write_npy(
@@ -86,6 +45,7 @@ def write_npy(
     Names are those of ``formats/named_arrays.py``: ``edge_src``, ``edge_dst``, ``num_nodes``, ``node_<name>`` and
     ``edge_<name>``; with types ``<type>__num_nodes``, ``<src>__<rel>__<dst>__src`` and so on. What a file name cannot
     have is written as "%" and two hexadecimal digits. numpy has no bfloat16: such features are written as float32.
+    ``README`` says what each file is.
 
     Args:
         part_config: the configuration of the partitioned graph.
@@ -98,61 +58,102 @@ def write_npy(
         The folder. ``meta.json``, which lists the files, is written last.
 
     Raises:
-        InvalidArgumentError: files are there already, or two arrays would get one name.
+        InvalidArgumentError: files are there already, two arrays would get one name, or it is the graph's own folder.
         PartitionError, ShardFormatError: the partitioned graph is damaged.
         GraphDataError: original ids are not 0 to n - 1, each once.
         StorageError: a file cannot be written.
     """
     folder = Path(out)
     meta = folder / "meta.json"
+    if folder.resolve() == Path(part_config).resolve().parent:
+        raise InvalidArgumentError(f"{folder} is the folder of the partitioned graph: export to another one")
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        graph = Original.open(part_config, scratch or Scratch(folder))
-        arrays = _arrays(graph)
+        source = read_partition(part_config)
+        arrays = _arrays(source, scratch or Scratch(folder))
         old = {*_files_named(meta), meta.name} if overwrite else set()
         there = sorted(path.name for path in (*folder.glob("*.npy"), *folder.glob(meta.name)) if path.name not in old)
         if there:
             raise InvalidArgumentError(f"{folder / there[0]} is there already, and would be overwritten: {OVERWRITE}")
         for name in sorted(old):
             (folder / name).unlink(missing_ok=True)
-        for number, (name, make) in enumerate(arrays.items()):
+        lines = []
+        for number, (name, array) in enumerate(arrays.items()):
             progress("write arrays", number, len(arrays))
-            np.save(folder / name, make())
+            rows = array.make()
+            np.save(folder / name, rows)
+            lines.append(f"{name}: {rows.dtype}{list(rows.shape)}, {array.about}")
         progress("write arrays", len(arrays), len(arrays))
-        meta.write_text(json.dumps({"files": list(arrays)}))
+        (folder / _README).write_text(_ABOUT.format(name=Path(part_config).stem, files="\n".join(lines)), "utf-8")
+        tables = {**source.node_feats, **source.edge_feats}
+        names = {owner: {name: f.categories for name, f in of.items() if f.categories} for owner, of in tables.items()}
+        about = {"files": [*arrays, _README], "categories": {owner: of for owner, of in names.items() if of}}
+        meta.write_text(json.dumps(about, ensure_ascii=False), "utf-8")
     return folder
 
 
-def _arrays(graph: Original) -> dict[str, Callable[[], Array]]:
-    """Return what makes the content of each file."""
-    source = graph.source
-    plain = source.schema.is_homogeneous
-    arrays: dict[str, Callable[[], Array]] = {}
+class _Array(NamedTuple):
+    """A file: what makes its content, and what that is."""
 
-    def add(name: str, make: Callable[[], Array]) -> None:
+    make: Callable[[], Array]
+    about: str
+
+
+def _arrays(source: GraphSource, scratch: Scratch) -> dict[str, _Array]:
+    """Return the array of each file. Raises GraphDataError: original ids of nodes are not 0 to n - 1, each once."""
+    plain = source.schema.is_homogeneous
+    arrays: dict[str, _Array] = {}
+    assert source.node_ids is not None
+    ids_of_nodes = [
+        _permutation(f"nodes of {ntype!r}", ids)
+        for ntype, ids in zip(source.schema.ntypes, source.node_ids, strict=True)
+    ]
+
+    def add(name: str, about: str, make: Callable[[], Array]) -> None:
         file = f"{escape(name, '/', '%')}.npy"
         if file in arrays:
             raise InvalidArgumentError(f"a feature has a name of the structure: {name!r} would be there twice")
-        arrays[file] = make
+        arrays[file] = _Array(make, about)
 
-    def rows_of(feature: Feature, ids: Callable[[], I64]) -> Array:
-        return as_numpy(feature, graph.in_order(feature.values, ids()))
+    def in_order(values: RowArray, ids: Callable[[], I64], convert: Callable[[Array], Array]) -> Array:
+        """Return the rows of ``values``, converted, each at its original id."""
+        order = ids()
+        row = convert(values[0:0])
+        result = scratch.empty(len(order) * int(np.prod(row.shape[1:])), row.dtype).reshape(-1, *row.shape[1:])
+        for begin in range(0, len(order), EDGES_PER_CHUNK):
+            end = min(begin + EDGES_PER_CHUNK, len(order))
+            result[order[begin:end]] = convert(values[begin:end])
+        return result
 
-    def add_features(prefix: str, features: Mapping[str, Feature], ids: Callable[[], I64]) -> None:
+    def add_features(prefix: str, owner: str, features: Mapping[str, Feature], ids: Callable[[], I64]) -> None:
         for name, feature in features.items():
-            add(f"{prefix}{name}", partial(rows_of, feature, ids))
+            is_text = name == "id" and feature.dtype == "uint8" and len(feature.values.shape) == 2
+            about = f"feature {name!r} of {owner}{_TEXT if is_text else ''}"
+            if feature.categories:
+                about += f"; its numbers are those of {json.dumps(feature.categories, ensure_ascii=False)}; -1: none"
+            add(f"{prefix}{name}", about, partial(in_order, feature.values, ids, partial(as_numpy, feature)))
 
     for t, ntype in enumerate(source.schema.ntypes):
-        add("num_nodes" if plain else f"{ntype}__num_nodes", partial(np.array, source.num_nodes[t]))
-        add_features(
-            "node_" if plain else f"{ntype}__", source.node_feats.get(ntype, {}), partial(graph.node_ids.__getitem__, t)
-        )
+        of_type = "nodes" if plain else f"nodes of type {ntype!r}"
+        prefix = "" if plain else f"{ntype}__"
+        add(f"{prefix}num_nodes", f"the number of {of_type}", partial(np.array, source.num_nodes[t]))
+        ids = partial(ids_of_nodes.__getitem__, t)
+        add_features(prefix or "node_", of_type, source.node_feats.get(ntype, {}), ids)
     for r, relation in enumerate(source.schema.relations):
         prefix = "edge_" if plain else "__".join(relation) + "__"
+        of_type = "edges" if plain else f"edges {' '.join(relation)!r}"
+        ids = partial(_ids_of_edges, source, r)
         for side, end in enumerate(("src", "dst")):
-            add(f"{prefix}{end}", partial(graph.ends_in_order, r, side))
-        add_features(prefix, source.edge_feats.get(relation_key(relation), {}), partial(graph.edge_ids, r))
+            about = f"the {('source', 'destination')[side]} of each of the {of_type}"
+            original = ids_of_nodes[source.schema.ends(r)[side]]
+            add(f"{prefix}{end}", about, partial(in_order, source.edges[r][side], ids, original.__getitem__))
+        add_features(prefix, of_type, source.edge_feats.get(relation_key(relation), {}), ids)
     return arrays
+
+
+def _ids_of_edges(source: GraphSource, relation: int) -> I64:
+    assert source.edge_ids is not None
+    return _permutation(f"edges of {relation_key(source.schema.relations[relation])!r}", source.edge_ids[relation])
 
 
 def _files_named(meta: Path) -> list[str]:
@@ -169,21 +170,9 @@ def _permutation(what: str, ids: RowArray) -> I64:
     return originals
 
 
-def _chunks(count: int) -> Iterator[tuple[int, int]]:
-    for begin in range(0, count, EDGES_PER_CHUNK):
-        yield begin, min(begin + EDGES_PER_CHUNK, count)
-
-
 def as_numpy(feature: Feature, rows: Array) -> Array:
     """Return rows of a feature as they were before they were stored; bfloat16 becomes float32."""
     rows = widened(rows, feature.stored, feature.dtype)
     if feature.dtype == "bool":
         return rows.astype(np.bool_)
     return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32) if feature.dtype == "bfloat16" else rows
-
-
-def as_tensor_rows(feature: Feature, rows: Array) -> torch.Tensor:
-    """Return rows of a feature as a tensor, a copy of them, as they were before they were stored."""
-    if feature.dtype != "bfloat16":
-        return torch.from_numpy(as_numpy(feature, np.array(rows)))
-    return torch.from_numpy(np.array(rows).view(np.int16)).view(torch.bfloat16)

@@ -26,7 +26,7 @@ from mpigraph.storage.format import (
 )
 from mpigraph.storage.narrow import RoundingError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
-from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks
+from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
 
 _KNOWN = 1 << 14  # files whose datasets are known
 _KEPT = 512  # tables of parts that are kept whole
@@ -88,7 +88,7 @@ class PartFiles:
         """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
         config = self.config
         shard = self.open(part, which)
-        content = fingerprint(shard)
+        content = shard.fingerprint()
         path = shard.path
         expected = {name: info for file, name, info in datasets or _datasets(config, part) if file == which}
         for name, info in expected.items():

@@ -2,7 +2,8 @@
 
 It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
 *homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
-name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one),
+name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one;
+``categories``, if its numbers stand for names),
 the report of the partitioning, its identity, its content, which every shard carries too, and a checksum of all of this
 except the report and the paths of the shards.
 
@@ -35,18 +36,19 @@ CONFIG_FORMAT = "mpigraph"
 CONFIG_VERSION = 5
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
-_REQUIRED = (
-    "graph_name num_nodes num_edges part_method num_parts node_map edge_map ntypes etypes identity content checksum"
-).split()
 _NO_CHECKSUM = ("report", "checksum")  # beside the paths
 
 
 class FeatureInfo(NamedTuple):
-    """A feature: logical dtype, row shape, and the narrower dtype in which it is stored; "" if it is the same."""
+    """A feature: logical dtype, row shape, and the narrower dtype in which it is stored; "" if it is the same.
+
+    ``categories`` are the names that its numbers stand for, in the order of the numbers; empty if for none.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     narrow: str = ""
+    categories: tuple[str, ...] = ()
 
     @property
     def stored(self) -> str:
@@ -56,7 +58,8 @@ class FeatureInfo(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The same as JSON has it."""
         stored = {"stored": self.narrow} if self.narrow else {}
-        return {"dtype": self.dtype, "shape": list(self.shape)} | stored
+        names = {"categories": list(self.categories)} if self.categories else {}
+        return {"dtype": self.dtype, "shape": list(self.shape)} | stored | names
 
 
 Features = Mapping[str, Mapping[str, FeatureInfo]]
@@ -255,12 +258,13 @@ class PartConfig:
             what = f"not a valid JSON file: {error}" if path.suffix == ".json" else _not_cut(path)
             raise PartitionError(f"{path}: {what}") from error
         _check_format(path, content)
-        if content["checksum"] != _checksum(content):
-            raise PartitionError(f"{path}: damaged partition configuration: it was changed after it was written")
+        damaged = f"{path}: damaged partition configuration"
+        if content.get("checksum") != _checksum(content):
+            raise PartitionError(f"{damaged}: it was changed after it was written")
         try:
             return cls._from_json(path, content)
         except KeyError as error:  # paths are outside the checksum
-            raise PartitionError(f"{path}: damaged partition configuration: {error} is missing") from error
+            raise PartitionError(f"{damaged}: {error} is missing") from error
         except PartitionError as error:
             raise PartitionError(f"{path}: {error}") from error
 
@@ -428,9 +432,6 @@ def _check_format(path: Path, content: object) -> None:
         raise PartitionError(
             f"{path}: format version {version!r} (this library reads {CONFIG_VERSION}): partition the graph again"
         )
-    missing = [key for key in _REQUIRED if key not in content]
-    if missing:
-        raise PartitionError(f"{path}: key {missing[0]!r} is missing")
 
 
 def _features_to_json(features: Features) -> dict[str, Any]:
@@ -448,7 +449,8 @@ def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dic
 
 
 def _feature_from_json(about: Mapping[str, Any]) -> FeatureInfo:
-    return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""))
+    names = tuple(about.get("categories", ()))
+    return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""), names)
 
 
 def _inner_path(path: str) -> str:

@@ -104,15 +104,14 @@ class ShardWriter:
 
     def close(self) -> None:
         """Complete the file and give it its name."""
-        while self._begun:
-            written = self._begun.pop()
-            written.finish()
+        for rows in self._begun:
+            rows.finish()
         self._file.close()
         self._target.check()
         self._target.publish()
 
     def discard(self) -> None:
-        """Drop what was written."""
+        """Drop what was written, unless the file has its name."""
         self._target.give_up()
         with suppress(OSError, RuntimeError, ValueError):  # there is an error already, and the file is not wanted
             self._file.close()
@@ -124,14 +123,11 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self.discard()
-            return
         try:
-            self.close()
-        except BaseException:  # an interrupt too must leave no temporary file
+            if kind is None:
+                self.close()
+        finally:  # an interrupt too must leave no temporary file
             self.discard()
-            raise
 
 
 class DatasetWriter:
@@ -235,10 +231,9 @@ class ShardReader:
         """Return shape and logical dtype of a dataset. Raises ShardFormatError if it is missing."""
         return self._dataset(name).info
 
-    def describe(self, name: str) -> tuple[DatasetInfo, bytes]:
-        """Return shape, logical dtype and the bytes of the checksums of a dataset."""
-        dataset = self._dataset(name)
-        return dataset.info, dataset.crcs.tobytes()
+    def fingerprint(self) -> Fingerprint:
+        """Return shape, dtype and checksums of every dataset."""
+        return {name: (of.info, of.crcs.tobytes()) for name, of in self._datasets.items()}
 
     def segment(self, name: str) -> int:
         """Return the rows of a dataset that one checksum is for. Raises ShardFormatError if it is missing."""
@@ -357,15 +352,6 @@ class ShardReader:
             raise ShardFormatError(f"{self.path}: cannot read {what}: {error}") from error
 
 
-def fingerprint(shard: ShardReader) -> Fingerprint:
-    """Return shape, dtype and checksums of every dataset.
-
-    Raises:
-        ShardFormatError: the file is damaged.
-    """
-    return {name: shard.describe(name) for name in shard.names()}
-
-
 def verify(
     path: str | os.PathLike[str],
     graph_name: str,
@@ -381,7 +367,7 @@ def verify(
         ShardFormatError: it is missing, damaged, or of something else.
     """
     with ShardReader(path, graph_name, part, identity) as shard:
-        if original is not None and fingerprint(shard) != original:
+        if original is not None and shard.fingerprint() != original:
             raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
         for name in shard.names():
             for _ in read_chunks(shard, name):

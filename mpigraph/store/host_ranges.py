@@ -24,7 +24,7 @@ from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, text_of
-from mpigraph.storage.shard import fingerprint, verify
+from mpigraph.storage.shard import verify
 
 if TYPE_CHECKING:
     from mpigraph.mpi.world import World
@@ -256,7 +256,7 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
     if target.is_symlink() or not target.is_file() or target.stat().st_size != shard.size:
         return False
     with PartFiles(config) as files:
-        original = fingerprint(files.open(shard.part, shard.which))
+        original = files.open(shard.part, shard.which).fingerprint()
     try:
         verify(target, config.graph_name, shard.part, config.content, original)
     except ShardFormatError:
@@ -286,7 +286,7 @@ def copy_shard(shard: Shard, config: PartConfig) -> None:
         OSError: reading fails.
     """
     with PartFiles(config) as files:
-        original = fingerprint(files.open(shard.part, shard.which))
+        original = files.open(shard.part, shard.which).fingerprint()
     with open(open_regular(shard.source), "rb") as source, NewFile(shard.target) as copy:
         shutil.copyfileobj(source, copy, _BLOCK)
         try:

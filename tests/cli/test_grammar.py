@@ -55,6 +55,8 @@ def test_help_loads_no_library() -> None:
     "words, said",
     [
         ("parition x", "'parition' is no command (did you mean partition?)"),
+        ("info /nowhere.json", "mpigraph info: error: /nowhere.json: cannot read"),
+        ("verify /nowhere.json", "mpigraph verify: error: /nowhere.json: cannot read"),
         ("zzz", "'zzz' is no command; python -m mpigraph lists them"),
         ("info x --jsn", "unrecognized arguments: --jsn (did you mean --json?)"),
         ("doctor --num_servers 1", "--num_servers 1 (did you mean --servers?)"),

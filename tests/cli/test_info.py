@@ -211,15 +211,6 @@ def test_a_report_is_not_trusted(comm: MPI.Intracomm, oracle, tmp_path: Path, in
         assert json.loads(info(path)[1]) == right | {"balance": right["balance"] | more}
 
 
-def test_it_is_a_command(oracle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", oracle(3)]) == 0
-    assert "3 parts by random" in capsys.readouterr().out
-    assert main(["info", "--json", oracle(3)]) == 0
-    assert len(json.loads(capsys.readouterr().out)["parts"]) == 3
-    assert main(["info", "/nowhere.json"]) == 2
-    assert re.fullmatch("mpigraph info: error: .*nowhere.json: cannot read .*\n", capsys.readouterr().err)
-
-
 def test_letters_that_the_terminal_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = np.array([0, 1]), np.array([1, 0])
     source = GraphSource(Schema(("ä",), (("ä", "r", "ä"),)), (2,), (ends,))

@@ -108,50 +108,27 @@ def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):
 
 
 def test_a_typed_npz(tmp_path):
+    """Relations come in their order, those that are added among them."""
     label = np.array([0, -1, 1], np.int16)
     np.savez(
         tmp_path / "x.npz", meta="{}", a__num_nodes=3, b__num_nodes=2, a__feat=np.ones((3, 2), np.float16),
         a__label=label, a__train_mask=label >= 0, a__to__b__src=np.array([0, 2]), a__to__b__dst=np.array([1, 1]),
-        test__a__to__b__src=np.array([1]), test__a__to__b__dst=np.array([0]),
+        test__a__to__b__src=np.array([1]), test__a__to__b__dst=np.array([0]), a__like__a__src=np.array([0]),
+        a__like__a__dst=np.array([2]),
     )  # fmt: skip
     source = read_source(tmp_path / "x.npz")
-    assert source.schema.ntypes == ("a", "b") and source.schema.relations == (("a", "to", "b"),)
-    assert source.num_nodes == (3, 2) and source.num_edges(0) == 2
+    assert source.schema.ntypes == ("a", "b") and source.schema.relations == (("a", "like", "a"), ("a", "to", "b"))
+    assert source.num_nodes == (3, 2) and tuple(source.edge_counts) == (1, 2)
     assert set(source.node_feats["a"]) == {"feat", "label", "train_mask"}
     assert source.node_feats["a"]["feat"].dtype == "float16"  # as it was
-    assert run(tmp_path / "x.npz", "--parts", 4, "--undirected", "--balance-train", "-o", tmp_path / "out") == 0
+    assert run(tmp_path / "x.npz", "--parts", 4, "--add-reverse", "--balance-train", "-o", tmp_path / "out") == 0
     config = PartConfig.read(tmp_path / "out" / "x.json")
-    assert config.schema.relations == (("a", "to", "b"), ("b", "rev_to", "a"))
+    assert [" ".join(r) for r in config.schema.relations] == ["a like a", "a rev_like a", "a to b", "b rev_to a"]
     labels = []
     for part in range(4):
         with ShardReader(config.part_path(part, "node_feats")) as feats:
             labels += feats.read("a/label").tolist()
     assert sorted(labels) == [-1, 0, 1]
-
-
-def test_reverse_relations_of_a_typed_npz_come_in_the_order_of_all_relations(tmp_path):
-    ends = {"a__up__b__src": [0], "a__up__b__dst": [1], "a__to__b__src": [1, 2], "a__to__b__dst": [0, 1]}
-    ends |= {"a__like__a__src": [0], "a__like__a__dst": [2]}
-    meta = json.dumps({"both_directions": False})
-    np.savez(tmp_path / "x.npz", meta=meta, a__num_nodes=3, b__num_nodes=2, **ends)
-    source = read_source(tmp_path / "x.npz")
-    names = ["a like a", "a rev_like a", "a to b", "a up b", "b rev_to a", "b rev_up a"]
-    assert [" ".join(relation) for relation in source.schema.relations] == names
-    result = {
-        relation[1]: [side[:].tolist() for side in ends]
-        for relation, ends in zip(source.schema.relations, source.edges, strict=True)
-    }
-    assert result["to"] == [[1, 2], [0, 1]] and result["rev_to"] == [[0, 1], [1, 2]]
-    assert result["up"] == [[0], [1]] and result["rev_up"] == [[1], [0]] and result["rev_like"] == [[2], [0]]
-
-
-def test_generate_then_partition(tmp_path, capsys):
-    arguments = ["generate", "--nodes", "300", "--edges", "3000", "--feat-dim", "4", "--classes", "3", "--seed", "5"]
-    assert main([*arguments, "-o", str(tmp_path / "gen")]) == 0
-    assert run(tmp_path / "gen", "--parts", 3, "--balance-train", "--balance-edges", "-o", tmp_path / "out") == 0
-    assert "largest part / mean, edges: 1.0" in capsys.readouterr().out
-    config = PartConfig.read(tmp_path / "out" / "gen.json")
-    assert config.num_parts == 3 and config.part_method == "metis" and config.book.num_edges() == 3000
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", "file/parts", "file"])
@@ -229,6 +206,7 @@ def write_lines(path, lines):
         file.write("\n".join(lines) + "\n")
 
 
+BALANCE = ("--balance-train", "--balance-edges")
 TYPED_WRITERS = {
     "dense npz": lambda tmp: write_typed_npz(tmp / "g.npz"),
     "ogb text": lambda tmp: write_typed_ogb(tmp / "g", binary=False),
@@ -248,10 +226,10 @@ def test_every_typed_input_gives_the_graph(tmp_path, capsys, kind):
     for name, expected in OF_PAPERS.items():
         feature = source.node_feats["paper"][name]
         assert np.array_equal(feature.values[np.arange(PAPERS)], expected) and feature.dtype == str(expected.dtype)
-    assert run(path, "--parts", 3, "--add-reverse", "--balance-train", "-o", tmp_path / "out", "--name", "g") == 0
+    assert run(path, "--parts", 3, "--add-reverse", *BALANCE, "-o", tmp_path / "out", "--name", "g") == 0
     out, err = capsys.readouterr()
     assert "in 14 relations; nodes by type: author 40, editor 0" in err
-    assert "largest part / mean, nodes paper class 1: 1.0" in out
+    assert "largest part / mean, nodes paper class 1: 1.0" in out and "largest part / mean, edges: 1." in out
     book = PartConfig.read(tmp_path / "out" / "g.json").book
     assert {relation: book.num_edges(r) for r, relation in enumerate(book.schema.relations)} == EDGES | {
         (dst, f"rev_{rel}", src): count for (src, rel, dst), count in EDGES.items()

@@ -26,7 +26,7 @@ from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage import files
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader, fingerprint, verify
+from mpigraph.storage.shard import ShardReader, verify
 from mpigraph.store import host_ranges
 
 
@@ -161,7 +161,7 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
 def test_a_copy_is_compared_by_checksums(config: PartConfig) -> None:
     source = config.part_path(0, "node_feats")
     with ShardReader(source) as shard:
-        expected = fingerprint(shard)
+        expected = shard.fingerprint()
         assert set(expected) == set(shard.names())
         assert np.frombuffer(expected["_N/feat"][1], np.uint32).any()
     verify(source, NAME, 0, original=expected)

@@ -15,7 +15,6 @@ from oracle import write_oracle
 
 from mpigraph.cli.grammar import Verify
 from mpigraph.cli.info import verify as run_command
-from mpigraph.cli.main import main
 
 OF_GRAPH = "relations/_N:_E:_N"
 Outcome = tuple[int, str, list[str]]
@@ -138,10 +137,3 @@ def test_a_job_ends_with_the_status(oracle, tmp_path: Path) -> None:
     flip(tmp_path / "bad/part1/node_feat.h5", "_N/feat")
     done = run_job([*start, tmp_path / "bad/oracle.json"], clean_environment())
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.output
-
-
-def test_it_is_a_command(oracle, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", oracle(3)]) == 0
-    assert "9 files" in capsys.readouterr().out
-    assert main(["verify", "/nowhere.json"]) == 2
-    assert re.fullmatch("mpigraph verify: error: .*nowhere.json: cannot read .*\n", capsys.readouterr().err)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import pickle
 import re
 import sys
 from importlib import import_module
@@ -15,14 +14,13 @@ import pytest
 import torch
 from jobs import ROOT, clean_environment, run_job
 from layouts import SharedJob
-from odd_names import NAMES
 from oracle import NUM_NODES
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.cli.main import main
 from mpigraph.compat.dgl import MODULES, install
-from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
+from mpigraph.errors import FieldNameError, InvalidArgumentError
 from mpigraph.session import context
 
 # Names that scripts for DGL take, in the places where they take them from.
@@ -334,62 +332,22 @@ def test_arguments_of_layers_of_older_versions(dgl: ModuleType) -> None:
             assert layer.dropout.p == 0.25 and layer.loop_weight is None and layer.layer_norm_weight is None
 
 
-class _MakesFolder:
-    """An object whose pickle makes a folder when it is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return os.mkdir, (self.folder,)
-
-
 def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
-    g = mg.heterograph({("a", "r", "b"): ([0, 1], [2, 0]), ("b", "s", "b"): ([], [])}, {"a": 2, "b": 3})
-    g.nodes["a"].data["x"] = torch.rand(2, 3)
-    g.edges["r"].data["w"] = torch.tensor([1, 2])
-    odd = mg.heterograph({("/m/0", "/a:b/~", "c:d"): ([0, 1], [2, 0])})
-    odd.nodes["/m/0"].data["x/y:z"], odd.edges["/a:b/~"].data["/w"] = torch.tensor([7, 8]), torch.tensor([9, 6])
-    dgl.save_graphs(tmp_path / "odd.bin", [odd])
-    (result,), _ = dgl.load_graphs(tmp_path / "odd.bin")
-    assert result.canonical_etypes == odd.canonical_etypes and result.edges["/a:b/~"].data["/w"].tolist() == [9, 6]
-    assert result.nodes["/m/0"].data["x/y:z"].tolist() == [7, 8]
-    tensors = {name: torch.tensor([number]) for number, name in enumerate((*NAMES, "x", "file", "allow_pickle"))}
-    dgl.data.utils.save_tensors(tmp_path / "t.bin", tensors)
-    assert dgl.data.utils.load_tensors(tmp_path / "t.bin") == tensors
-    with pytest.raises(InvalidArgumentError, match=r"name of a tensor must be without surrogates and NUL"):
-        dgl.data.utils.save_tensors(tmp_path / "t.bin", {"a\0b": torch.zeros(1)})
-    dgl.save_graphs(str(tmp_path / "g.bin"), [g, mg.graph(([0], [1]))], {"y": torch.tensor([5])})
-    (first, second), labels = dgl.load_graphs(str(tmp_path / "g.bin"))
-    assert first.canonical_etypes == g.canonical_etypes and first.num_nodes("b") == 3 and second.num_edges() == 1
-    assert torch.equal(first.nodes["a"].data["x"], g.nodes["a"].data["x"]) and labels["y"].tolist() == [5]
-    assert torch.equal(first.edges["r"].data["w"], torch.tensor([1, 2])) and first.edges(etype="r")[1].tolist() == [
-        2,
-        0,
-    ]
-    assert dgl.data.utils.load_graphs(str(tmp_path / "g.bin"), [1])[0][0].num_nodes() == 2
-    with pytest.raises(InvalidArgumentError, match=r"only graphs in memory are saved \(got module\)"):
-        dgl.save_graphs(str(tmp_path / "none.bin"), [g, ModuleType("not_a_graph")])
-    files = [tmp_path / name for name in ("bad.bin", "empty.bin", "code.bin", "code.npz", "array.npy")]
-    code = np.array([_MakesFolder(tmp_path / "made")], object)
-    files[0].write_bytes(b"DGL")
-    files[1].write_bytes(b"")
-    files[2].write_bytes(pickle.dumps(code))
-    np.savez(files[3], x=code)
-    np.save(files[4], np.arange(3))
-    for bad in files:
-        with pytest.raises(GraphDataError, match="DGL's files are another format"):
-            dgl.load_graphs(str(bad))
-    assert not (tmp_path / "made").exists()
-    with pytest.raises(InvalidArgumentError, match="bfloat16"):
-        dgl.data.utils.save_tensors(tmp_path / "t", {"x": torch.zeros(1, dtype=torch.bfloat16)})
+    """Those that scripts import and may not call say what to use."""
     parser = argparse.ArgumentParser()
     dgl.data.register_data_args(parser)
-    with pytest.raises(InvalidArgumentError, match="'reddit' is not downloaded"):
-        dgl.data.load_data(parser.parse_args(["--dataset", "reddit"]))
-    pieces = dgl.data.utils.split_dataset(list("abcdefghij"), [0.5, 0.3, 0.2], shuffle=True, random_state=1)
-    assert [len(piece) for piece in pieces] == [5, 3, 2]
-    assert sorted(piece[i] for piece in pieces for i in range(len(piece))) == list("abcdefghij")
+    arguments = parser.parse_args(["--dataset", "reddit"])
+    for module, name, instead in (
+        ("dgl", "save_graphs", "use torch.save"),
+        ("dgl", "load_graphs", "DGL's parts are read"),
+        ("dgl.data.utils", "load_tensors", "use torch.save"),
+        ("dgl.data.utils", "split_dataset", "torch.utils.data"),
+        ("dgl.data", "load_data", "datasets are not downloaded"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"no {module}.{name}: .*{instead}"):
+            getattr(import_module(module), name)(arguments)
+    dgl.data.utils.makedirs(tmp_path / "a/b")
+    assert (tmp_path / "a/b").is_dir()
     assert dgl.data.utils.idx2mask([1, 3], 4).tolist() == [False, True, False, True]
     assert dgl.data.utils.generate_mask_tensor(np.array([1, 0])).dtype == torch.bool
 

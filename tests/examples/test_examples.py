@@ -4,13 +4,13 @@ All but the quickstart run in forks of a warm Python. Each is started once, most
 minibatches are the same in every layout is tested elsewhere.
 """
 
+import csv
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from jobs import (
@@ -116,28 +116,40 @@ def test_the_script_in_the_readme(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_csv_files_in_the_tutorial(tmp_path: Path) -> None:
-    """From files as it shows them to a model that has learned, with its commands."""
-    rng = np.random.default_rng(0)
-    subjects = np.arange(2000) % 4
-    rows = rng.normal(0, 1, (2000, 4)).round(3) + np.eye(4)[subjects]
-    lines = ["id,subject,split,f0,f1,f2,f3"]
-    for node, subject in enumerate(subjects):
-        split = ("train", "valid", "test")[node // 4 % 3]
-        fields = [f"p{7 * node}", ("art", "biology", "physics", "law")[subject], split, *map(str, rows[node])]
-        lines.append(",".join(fields))
-    (tmp_path / "nodes.csv").write_text("\n".join(lines))
-    src = rng.integers(0, 2000, 12_000)
-    dst = (src + 4 * rng.integers(0, 500, len(src))) % 2000  # of the same subject
-    edges = [f"p{7 * a},p{7 * b}" for a, b in zip(src, dst, strict=True)]
-    (tmp_path / "edges.csv").write_text("\n".join(["src,dst", *edges]))
+    """From files as it shows them to predictions by their ids, with its commands and its script."""
     tutorial = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"## From a csv of your own.*?```sh\n(.*?)```", tutorial, re.DOTALL)[0].splitlines()
-    assert len(commands) <= 5 and commands[0].startswith("pip install")
-    run(*warm_python(), *shlex.split(commands[1])[1:], cwd=tmp_path)
-    _, _, ranks, _, script, *flags = shlex.split(commands[2])
-    output = run(*mpiexec(int(ranks)), *warm_python(), ROOT / script, *flags, cwd=tmp_path)
-    (accuracy,) = numbers(r"^test accuracy ([\d.]+)", output)
-    assert accuracy > 0.8, output  # 0.25 by chance
+    section = re.split(r"^#+ ", tutorial.split("## From two csv files to predictions")[1], flags=re.MULTILINE)[0]
+    commands = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)[0].splitlines()
+    script = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
+    assert len(commands) + len([line for line in script.splitlines() if line]) <= 50
+    rng = np.random.default_rng(0)
+    topics = ["art", "biology", "physics, general"]
+    numbers = rng.integers(0, 3, 1500)
+    lines = ["id,country,age,joined,premium,score1,score2,topic,split"]
+    for node, topic in enumerate(numbers):
+        country, age, joined, premium = (
+            text if rng.random() < 0.9 else ""
+            for text in (rng.choice(["de", "fr"]), f"{30 + 5 * topic + rng.integers(20)}", "2024-05-17", "true")
+        )
+        split = ("train", "test", "val", "")[node % 4]
+        name = f'"{topics[topic]}"' if split else ""
+        scores = ",".join(f"{score:.3f}" for score in rng.normal(topic, 1, 2))
+        lines.append(f"u{7 * node},{country},{age},{joined},{premium},{scores},{name},{split}")
+    (tmp_path / "nodes.csv").write_text("\n".join(lines))
+    src = rng.integers(0, 1500, 9000)
+    dst = [rng.choice(np.flatnonzero(numbers == numbers[node])) for node in src]
+    edges = [f"u{7 * a},u{7 * b},12.5" for a, b in zip(src, dst, strict=True)]
+    (tmp_path / "edges.csv").write_text("\n".join(["src,dst,amount", *edges]))
+    cut = next(command for command in commands if " partition " in command)
+    run(*warm_python(), *shlex.split(cut)[1:], cwd=tmp_path)
+    (tmp_path / "train.py").write_text(script)
+    run(*mpiexec(4), *warm_python(), "train.py", cwd=tmp_path)
+    with open(tmp_path / "predictions/predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [f"u{7 * node}" for node in range(1500)]
+    assert {row["name"] for row in rows} == set(topics)
+    right = np.mean([row["name"] == topics[topic] for row, topic in zip(rows, numbers, strict=True)])
+    assert right > 0.75  # 0.33 by chance
 
 
 @pytest.mark.slow
@@ -253,12 +265,14 @@ def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
 @pytest.mark.slow
 def test_the_last_evaluation_is_the_same_layer_by_layer(example: Example, tmp_path: Path) -> None:
     mg.distributed.partition_graph(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
-    flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16 --eval"
+    flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16"
+    written = tmp_path / "predictions"
     found = [
         numbers(r"^test accuracy ([\d.]+)", example.run(1, "node_classification.py", f"{flags} {how}"))
-        for how in ("minibatch", "layerwise")
+        for how in ("--eval minibatch", f"--eval layerwise --predictions {written}")
     ]
     assert found[0] == found[1], found
+    assert len((written / "predictions.csv").read_text().splitlines()) == 401
 
 
 @pytest.mark.slow
@@ -271,9 +285,8 @@ def test_who_obeys_time_predicts_the_next_contacts_better(example: Example) -> N
 
 @pytest.mark.slow
 def test_unsupervised_beats_the_features(example: Example, tmp_path: Path) -> None:
-    output = example.run(1, "unsupervised.py", f"--embeddings {tmp_path}/e.h5")
-    with h5py.File(tmp_path / "e.h5") as file:
-        assert file["embedding"].shape == (5000, 64)
+    output = example.run(1, "unsupervised.py", f"--embeddings {tmp_path}/e.npy")
+    assert np.load(tmp_path / "e.npy").shape == (5000, 64)
     learned, plain = numbers(r"^test accuracy by representations ([\d.]+), by features ([\d.]+)", output)
     assert learned > plain + 0.10, output
 

@@ -28,7 +28,9 @@ EDGES = {
 
 def typed() -> GraphSource:
     source = typed_source(COUNTS, EDGES)
+    kind = Feature(np.arange(90) % 3 - 1, "int64", categories=("ä", "b"))
     papers = source.node_feats["paper"] | {"half": Feature.of(np.arange(180, dtype=np.float16).reshape(90, 2))}
+    papers |= {"kind": kind}
     return replace(source, node_feats=source.node_feats | {"paper": papers})
 
 
@@ -46,7 +48,9 @@ def contents(source: GraphSource) -> dict[str, list[object]]:
         found[f"ends of {relation}"] = [rows(end).tolist() for end in ends]
     for tables in (source.node_feats, source.edge_feats):
         for owner, features in tables.items():
-            found |= {f"{owner}/{name}/{f.dtype}": rows(f.values).tolist() for name, f in features.items()}
+            found |= {
+                f"{owner}/{name}/{f.dtype}": [*f.categories, *rows(f.values).tolist()] for name, f in features.items()
+            }
     return found
 
 
@@ -72,6 +76,9 @@ def test_nothing_is_written_over_without_being_told(tmp_path: Path, capsys) -> N
     np.save(out / "mine.npy", np.zeros(3))
     assert main(["export", str(first), "-o", str(out), "--overwrite"]) == 2
     assert "mine.npy is there already" in capsys.readouterr().err and (out / "edge_src.npy").exists()
+    assert main(["export", str(first), "-o", str(tmp_path / "a/../a")]) == 2
+    assert "is the folder of the partitioned graph" in capsys.readouterr().err
+    assert not any(first.parent.glob("*.npy"))
 
 
 def test_names_of_the_structure_are_refused(tmp_path: Path, capsys) -> None:

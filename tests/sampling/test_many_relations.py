@@ -23,7 +23,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader, fingerprint
+from mpigraph.storage.shard import ShardReader
 
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 NODES = {"a": 90, "b": 41, "none": 0}
@@ -141,7 +141,7 @@ def test_cut_again_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for part in range(3):
         for name in ("graph.h5", "edge_feat.h5"):
             one, other = (ShardReader(Path(p).parent / f"part{part}" / name) for p in (first, again / "many.json"))
-            assert fingerprint(one) == fingerprint(other), name
+            assert one.fingerprint() == other.fingerprint(), name
     for number, (src, dst) in enumerate(source.edges):
         original = made().edges[number]
         ids = source.edge_ids[number][:] if source.edge_ids else np.empty(0)

@@ -1,0 +1,227 @@
+"""Write predictions for nodes by the ids of the input and in its order, as ``.npy`` files and as csv."""
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.errors import InvalidArgumentError, TensorMismatchError
+from mpigraph.graphs.fields import IdsLike
+from mpigraph.metadata.schema import DEFAULT_NTYPE
+from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.output_folder import new_npy_files
+from mpigraph.partition.over_mpi import MPIExchange
+from mpigraph.session.context import current
+from mpigraph.storage.files import storage_errors
+
+_LABEL = "label"
+_TABLE = "predictions.csv"
+_FILES = ("ids", "classes", "scores", "values", "names")  # each a .npy file, if there is such an array
+
+
+@collective("trainers")
+def write_predictions(
+    folder: str | os.PathLike[str],
+    g: DistGraph,
+    rows: DistTensor | torch.Tensor,
+    nodes: IdsLike | None = None,
+    *,
+    ntype: str | None = None,
+    names: Sequence[str] | None = None,
+    label: str = _LABEL,
+) -> Path:
+    """Write what a model says of nodes, by the ids of the input and in its order. The trainers write together.
+
+    The folder gets ``predictions.csv`` with the columns id, class, name and score, and the same as arrays: ``ids.npy``
+    (int64 or text), ``classes.npy`` (int64), ``scores.npy`` (float32, of all classes) and ``names.npy`` (text, the name
+    of each class); ``README`` says what each is. Predictions that were written there before are replaced. The files are
+    the same on any number of ranks.
+
+    Args:
+        folder: to write to, created if missing; all trainers see it.
+        g: the graph.
+        rows: integers [n], the class of each node; or floats [n, classes], where the largest tells the class, such as
+            the result of :func:`.layerwise`; or one float for each node, which is written as ``value``. As a DistTensor
+            it has a row for each node of a type, as a tensor one for each of ``nodes``.
+        nodes: int64[n], the nodes of this trainer to write, such as those of a loader; by default all nodes of the
+            type. Which trainer has which does not matter.
+        ntype: the node type of a tensor; may be left out if there is one.
+        names: the names of the classes; by default the categories of ``label``, if it has some.
+        label: the feature whose categories the classes are.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InvalidArgumentError: an argument is not as described above; a class has no name.
+        FieldNameError: there is no feature ``label``, and it is not "label".
+        TensorMismatchError: ``rows`` are not of nodes of ``g``, or trainers give rows of different shapes.
+        StorageError: a file cannot be written.
+        ShardFormatError, GraphDataError: the graph's original ids cannot be read.
+
+    All of these are raised on every trainer.
+    """
+    session = current()
+    exchange = MPIExchange(session.world.trainers)
+    with exchange.together("writing predictions"):
+        if not isinstance(rows, DistTensor) and (not isinstance(rows, torch.Tensor) or nodes is None):
+            raise InvalidArgumentError("rows must be a DistTensor, or a tensor with a row for each of nodes")
+    if isinstance(rows, torch.Tensor):
+        assert nodes is not None
+        shape = (g.num_nodes(ntype), *rows.shape[1:])
+        table = DistTensor(shape, rows.dtype, part_policy=g.get_node_partition_policy(ntype))
+        table[nodes] = rows.detach().cpu()
+    else:
+        table = rows
+    chosen = None
+    if nodes is not None:
+        chosen = DistTensor((len(table),), torch.bool, part_policy=table.part_policy)
+        chosen[nodes] = True
+        g.barrier()
+    with exchange.together("writing predictions"):
+        features = _features(g, table)
+        if names is None:
+            names = features[label].categories if label in features or label != _LABEL else ()
+        ids = features.get("id")
+        predictions = _Predictions(table, chosen, ids, list(names))
+    return predictions.write(exchange, Path(folder), g.graph_name)
+
+
+def _features(g: DistGraph, table: DistTensor) -> Any:
+    """Return the features of the nodes that a tensor has rows of."""
+    policy = table.part_policy
+    if table.graph_name != g.graph_name or not policy.is_node:
+        raise TensorMismatchError(f"{table!r} has no rows of nodes of graph {g.graph_name!r}")
+    return g.nodes[policy.type_name].data
+
+
+class _Predictions:
+    """Predictions for nodes of a type, and what to write of them."""
+
+    def __init__(self, rows: DistTensor, chosen: DistTensor | None, ids: DistTensor | None, names: list[str]) -> None:
+        self._rows = rows
+        self._chosen = chosen
+        is_text = ids is not None and ids.dtype == torch.uint8 and len(ids.shape) == 2
+        self._ids = ids if is_text or (ids is not None and _is_integer(ids) and len(ids.shape) == 1) else None
+        self._text_width = ids.shape[1] if is_text and ids is not None else 0
+        width = int(np.prod(rows.shape[1:]))
+        if len(rows.shape) > 2 or width == 0 or (_is_integer(rows) and len(rows.shape) == 2):
+            raise InvalidArgumentError(f"rows must be classes [n] or scores [n, classes] (got {rows!r})")
+        self._is_value = not _is_integer(rows) and width == 1
+        self._names = [] if self._is_value else names
+
+    @collective("ranks")
+    def write(self, exchange: Exchange, folder: Path, graph_name: str) -> Path:
+        """Write all files; return the folder."""
+        doing = f"writing predictions to {folder}"
+        blocks = self._rows.in_original_order()
+        with exchange.together(doing):
+            own = [self._selected(first, ids) for first, ids in blocks]
+        counts = exchange.gather_json(sum(len(ids) for _, ids in own))
+        total, at = sum(counts), sum(counts[: exchange.rank])
+        empty = self._arrays(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        contents = {name: ((total, *array.shape[1:]), array.dtype) for name, array in empty.items()}
+        with new_npy_files(exchange, folder, contents) as (temporary, files):
+            lines = temporary / f".lines-{exchange.rank}"
+            size = 0
+            with exchange.together(doing), storage_errors(folder):
+                with lines.open("w", encoding="utf-8", newline="") as text:
+                    write = csv.writer(text, lineterminator="\n")
+                    if exchange.rank == 0:
+                        write.writerow(self._columns(empty))
+                    for originals, ids in own:
+                        arrays = self._arrays(originals, ids)
+                        for name, array in arrays.items():
+                            files[name].write(array, at)
+                        at += len(ids)
+                        write.writerows(zip(*self._columns(arrays).values(), strict=True))
+                size = lines.stat().st_size
+            sizes = exchange.gather_json(size)
+            with exchange.together(doing), storage_errors(folder):
+                _put(lines, temporary / _TABLE, sum(sizes[: exchange.rank]))
+                if exchange.rank == 0:
+                    if self._names:
+                        np.save(temporary / "names.npy", np.array(self._names, np.str_))
+                    (temporary / "README").write_text(
+                        self._readme(graph_name, list(self._columns(empty)), contents), "utf-8"
+                    )
+                    for name in _FILES if (folder / _TABLE).exists() else ():
+                        (folder / f"{name}.npy").unlink(missing_ok=True)  # of predictions before
+        return folder
+
+    def _selected(self, first: int, ids: I64) -> tuple[I64, I64]:
+        """Return the original numbers, and the ids here, of the nodes of a block that are to be written."""
+        originals = np.arange(first, first + len(ids))
+        if self._chosen is None:
+            return originals, ids
+        mask = self._chosen[ids].numpy()
+        return originals[mask], ids[mask]
+
+    def _arrays(self, originals: I64, ids: I64) -> dict[str, Array]:
+        """Return the arrays of nodes by the names of their files."""
+        arrays: dict[str, Array] = {"ids": originals if self._ids is None else self._ids[ids].numpy()}
+        if self._text_width:
+            texts = np.char.decode(arrays["ids"].view(f"S{self._text_width}")[:, 0], "utf-8", "replace")
+            arrays["ids"] = texts.astype(f"U{self._text_width}")
+        rows = self._rows[ids]
+        if _is_integer(self._rows):
+            return arrays | {"classes": rows.numpy().astype(np.int64)}
+        values = rows.float().numpy()
+        if self._is_value:
+            return arrays | {"values": values.reshape(-1)}
+        return arrays | {"classes": values.argmax(1), "scores": values}
+
+    def _columns(self, arrays: dict[str, Array]) -> dict[str, Any]:
+        """Return the columns of the table. Raises InvalidArgumentError: a class has no name."""
+        columns: dict[str, Any] = {"id": arrays["ids"].tolist()}
+        if self._is_value:
+            return columns | {"value": map(str, arrays["values"])}
+        classes = arrays["classes"]
+        columns["class"] = classes.tolist()
+        if self._names:
+            if classes.max(initial=0) >= len(self._names):
+                raise InvalidArgumentError(f"class {classes.max()} has no name: there are {len(self._names)} names")
+            columns["name"] = [self._names[number] if number >= 0 else "" for number in classes.tolist()]
+        if "scores" in arrays:
+            columns["score"] = map(str, np.take_along_axis(arrays["scores"], classes[:, None], 1)[:, 0])
+        return columns
+
+    def _readme(self, graph_name: str, columns: list[str], contents: dict[str, tuple[tuple[int, ...], Any]]) -> str:
+        ntype = self._rows.part_policy.type_name
+        of_type = "" if ntype == DEFAULT_NTYPE else f" of type {ntype!r}"
+        meaning = {
+            "ids": "numbers of their rows in the input, from 0" if self._ids is None else "their ids in the input",
+            "classes": "the class of each" + (", that of the largest score" if "scores" in contents else "; -1: none"),
+            "scores": "the scores of all classes",
+            "values": "the value of each",
+        }
+        lines = [f"Predictions for nodes{of_type} of the graph {graph_name!r}, in the order of the input.", ""]
+        lines.append(f"{_TABLE}: {', '.join(columns)}")
+        lines += [f"{name}.npy: {dtype}{list(shape)}, {meaning[name]}" for name, (shape, dtype) in contents.items()]
+        load = "ids = numpy.load('ids.npy')"
+        if self._names:
+            lines.append(f"names.npy: the names of the {len(self._names)} classes, in the order of their numbers")
+            load = "names = numpy.load('names.npy')[numpy.load('classes.npy')]"
+        return "\n".join([*lines, "", f"{load}; table = pandas.read_csv({_TABLE!r})", ""])
+
+
+def _is_integer(rows: DistTensor) -> bool:
+    return not rows.dtype.is_floating_point
+
+
+def _put(source: Path, target: Path, at: int) -> None:
+    """Copy a file into one that several ranks fill, from a byte on, and remove it."""
+    with source.open("rb") as lines, io.FileIO(os.open(target, os.O_CREAT | os.O_WRONLY, 0o666), "w") as file:
+        file.seek(at)
+        shutil.copyfileobj(lines, file, 1 << 20)
+    source.unlink()
