@@ -284,7 +284,7 @@ class _Run:
         report(0.0)
         criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
         task = Task(
-            self.source, method.num_parts, criteria, self.bounds, method.seed, method.objtype, self.assignment,
+            self.source, method.num_parts, criteria.weights, self.bounds, method.seed, method.objtype, self.assignment,
             self.both_ways, exchange, self.scratch, report,
         )  # fmt: skip
         if self.took_assignment:
@@ -293,9 +293,9 @@ class _Run:
             parts = METHODS[method.name].assign(task)
             if self.assignment is None:
                 self.keep(word, parts)
-        loads = exchange.total(loads_of(criteria, parts, method.num_parts))
+        loads = exchange.total(loads_of(criteria.weights, parts, method.num_parts))
         self.progress(stage, steps, steps)
-        return parts, measured_balance(criteria, loads)
+        return parts, measured_balance(criteria.names, loads)
 
     def keep(self, word: str, parts: I32) -> None:
         """Have rank 0 keep the parts of all nodes in a file; this rank has int32[own nodes]."""

@@ -91,9 +91,7 @@ def test_round_trip(tmp_path, method, name, num_parts):
 
 
 def adjacency_of(source):
-    task = Task(source, 2, balance_criteria(source), source.node_bases[[0, -1]])
-    level = metis.finest_level(task)
-    return metis.Adjacency(level.indptr, level.indices)
+    return metis.finest_level(Task(source, 2, balance_criteria(source).weights, source.node_bases[[0, -1]])).rows
 
 
 def test_adjacency_against_sets():
@@ -113,15 +111,15 @@ def test_adjacency_against_sets():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
     adjacency = metis.widened(adjacency_of(homogeneous(600, *power_law(600, 5000))))
-    weights = np.random.default_rng(0).integers(1, 9, (600, 1)) if weighted else None
+    weights = np.random.default_rng(0).integers(1, 9, (600, int(weighted)))
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     for num_parts in (2, 5):
         own = metis.call_library(entry, adjacency, weights, num_parts, 3, objtype)
         options = pymetis.Options(seed=3)
         if not recursive:
             options.objtype = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
-        graph = pymetis.CSRAdjacency(*adjacency)
-        of_nodes = None if weights is None else weights[:, 0].astype(adjacency.indptr.dtype)
+        graph = pymetis.CSRAdjacency(*adjacency[:2])
+        of_nodes = weights[:, 0].astype(adjacency.indptr.dtype) if weighted else None
         wrapped = pymetis.part_graph(num_parts, graph, vweights=of_nodes, recursive=recursive, options=options)
         assert own.tolist() == list(wrapped.vertex_part) and len(np.unique(own)) == num_parts
 
@@ -139,7 +137,7 @@ def test_other_threads_run_while_metis_works():
     thread = threading.Thread(target=tick)
     thread.start()
     begin = time.monotonic()
-    metis.call_metis(adjacency, 2, balance_criteria(source))
+    metis.call_metis(adjacency, 2, balance_criteria(source).weights)
     end = time.monotonic()
     stop.set()
     thread.join()
