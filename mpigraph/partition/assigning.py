@@ -19,7 +19,7 @@ TOLERANCE = 1.05
 
 
 class Criteria(NamedTuple):
-    """What parts are to hold evenly."""
+    """Weights that parts are to hold evenly."""
 
     names: list[str]
     weights: I32  # int32[own nodes, criteria]
@@ -46,26 +46,24 @@ def balance_criteria(
     bases = source.node_bases
     bounds = bases[[0, -1]] if bounds is None else bounds
     first, last = bounds[exchange.rank : exchange.rank + 2]
-    ntypes = source.schema.ntypes
-    names = []
-    nodes: list[tuple[slice, int | Mask]] = []  # of each criterion
-    for i, ntype in enumerate(ntypes):
+    names: list[str] = []
+    nodes: list[tuple[slice, Mask]] = []  # of each criterion
+    for i, ntype in enumerate(source.schema.ntypes):
         own = slice(*(np.clip(bases[i : i + 2], first, last) - first).tolist())
-        name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
-        if ntype not in (classes or {}):
-            if source.num_nodes[i]:
-                names.append(name)
-                nodes.append((own, 1))
-            continue
-        begin = int(first - bases[i]) + own.start
-        with exchange.together("reading balance classes"):
-            numbers = np.asarray((classes or {})[ntype]).reshape(-1)
-            node_classes = np.maximum(numbers[begin : begin + own.stop - own.start].astype(np.int64), -1)
-            if len(numbers) != source.num_nodes[i]:
-                expected = f"{source.num_nodes[i]} numbers (got {len(numbers)})"
-                raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
-        for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
-            names.append(f"{name} class {number}" if number >= 0 else name)
+        node_classes = np.full(own.stop - own.start, -1)
+        numbers = [-1] if source.num_nodes[i] else []
+        if classes and ntype in classes:
+            begin = int(first - bases[i]) + own.start
+            with exchange.together("reading balance classes"):
+                given = np.asarray(classes[ntype]).reshape(-1)
+                node_classes = np.maximum(given[begin : begin + len(node_classes)].astype(np.int64), -1)
+                if len(given) != source.num_nodes[i]:
+                    expected = f"{source.num_nodes[i]} numbers (got {len(given)})"
+                    raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
+            numbers = np.unique(exchange.gather(np.unique(node_classes)[:, None])).tolist()
+        for number in numbers:
+            names.append(f"nodes {ntype}" if len(bases) > 2 else "nodes")
+            names[-1] += f" class {number}" if number >= 0 else ""
             nodes.append((own, (node_classes == number) | (number < 0)))
     names += ["edges"] if balance_edges else []
     weights = np.zeros((int(last - first), len(names)), np.int32)

@@ -173,19 +173,10 @@ def partition_source(
         method = Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
         source = narrowed_source(source, infos)
-        run = _Run(
-            source,
-            graph_name,
-            method,
-            balance_classes or {},
-            assignment,
-            out,
-            exchange,
-            scratch or Scratch(out),
-            progress,
-            bool(resume),
-        )
-        return run.make()
+        return _Run(
+            source, graph_name, method, balance_classes or {}, assignment, out, exchange, scratch or Scratch(out),
+            progress, bool(resume),
+        ).make()  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -271,7 +262,7 @@ class _Run:
         kept = None
         with exchange.together("reading a kept assignment"):
             if exchange.rank == 0 and self.assignment is None:
-                kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
+                kept = self.left.read_assignment(word)
                 if kept is None and not self.left.assignment_path(word).exists():
                     self.tell_that_nothing_is_taken_up()
         self.took_assignment = exchange.sum_of(int(kept is not None)) > 0

@@ -179,12 +179,27 @@ class GraphSource:
             GraphDataError: names the file and its row where they are known, the relation, the first bad edge and why.
         """
         counts = self.of_edges(np.array(self.num_nodes, np.int64)[self.schema.all_ends], first, len(src))
-        bad = (src < 0) | (src >= counts[:, 0]) | (dst < 0) | (dst >= counts[:, 1])
-        begin, end = self._relations_of(first, len(src))
-        for relation in range(begin, end) if bad.any() else [r for r in self._with_times if begin <= r < end]:
-            low, high = (self.first_edges[relation : relation + 2].clip(first, first + len(src)) - first).tolist()
-            number = first + low - int(self.first_edges[relation])
-            self._check_relation(relation, number, src[low:high], dst[low:high])
+        for side, ids in enumerate((src, dst)):
+            bad = np.flatnonzero((ids < 0) | (ids >= counts[:, side]))
+            if len(bad):
+                at = first + int(bad[0])
+                relation = int(np.searchsorted(self.first_edges, at, side="right")) - 1
+                self._refuse(relation, at - int(self.first_edges[relation]), side)
+        for relation in self._with_times:
+            name = self.schema.relations[relation]
+            low, high = self.first_edges[relation : relation + 2].clip(first, first + len(src)).tolist()
+            if low < high:
+                rows = slice(*(np.array([low, high]) - self.first_edges[relation]).tolist())
+                times = self.edge_feats[relation_key(name)][_TIMES].values
+                self._check_values(f"edge {{}} of {name}", _TIMES, times, rows.start, rows.stop)
+
+    def _refuse(self, relation: int, number: int, side: int) -> None:
+        """Raise GraphDataError: the source (side 0) or destination (1) of an edge of a relation does not exist."""
+        ids = self.edges[relation][side]
+        what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
+        what += f"{ids[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
+        count = self.num_nodes[self.schema.ends(relation)[side]]
+        raise GraphDataError(f"{self._origin(ids, number)}{what}{count} nodes")
 
     def _relations_of(self, first: int, count: int) -> tuple[int, int]:
         """Return the first relation of ``count`` edges, from ``first`` of all on, and the one behind the last.
@@ -202,21 +217,6 @@ class GraphSource:
             return []
         keys = enumerate(map(relation_key, self.schema.relations))
         return [r for r, key in keys if _TIMES in self.edge_feats.get(key, ())]
-
-    def _check_relation(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
-        relation = self.schema.relations[relation_id]
-        names = ("source", "destination")
-        ntype_ids = self.schema.ends(relation_id)
-        for end, whole, ids, ntype_id in zip(names, self.edges[relation_id], (src, dst), ntype_ids, strict=True):
-            count = self.num_nodes[ntype_id]
-            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
-                bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-                end_id = whole[first + bad : first + bad + 1][0]  # uint64 may exceed int64
-                text = f"edge {first + bad} of {relation} has {end} {end_id}, but that node type has {count} nodes"
-                raise GraphDataError(self._origin(whole, first + bad) + text)
-        times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
-        if times is not None:
-            self._check_values(f"edge {{}} of {relation}", _TIMES, times.values, first, first + len(src))
 
     def check_nodes(self, rank: int = 0, ranks: int = 1) -> None:
         """Check times, labels and masks of nodes, before work that takes long; ranks divide the rows.
