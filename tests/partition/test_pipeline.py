@@ -95,19 +95,6 @@ def adjacency_of(source):
     return metis.finest_level(Task(source, 2, balance_criteria(source).weights, source.node_bases[[0, -1]])).rows
 
 
-def test_adjacency_against_sets():
-    src, dst = power_law(60, 600)
-    adjacency = adjacency_of(homogeneous(60, src, dst))
-    expected = [set() for _ in range(60)]
-    for u, v in zip(src, dst, strict=True):
-        if u != v:
-            expected[u].add(v)
-            expected[v].add(u)
-    for node in range(60):
-        row = adjacency.indices[adjacency.indptr[node] : adjacency.indptr[node + 1]]
-        assert len(row) == len(expected[node]) and set(row) == expected[node]
-
-
 @pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
@@ -272,15 +259,6 @@ def test_a_damaged_result_of_metis_is_ignored(interrupted, caplog, damage):
         partition_source(source, "g", 3, out, seed=4)
     (line,) = caplog.messages
     assert line.startswith(f"the assignment of an interrupted run is ignored: {kept}: ")
-
-
-def test_memory_mapped_input(tmp_path):
-    source = homogeneous(100, *power_law(100, 900))
-    for i in range(2):
-        np.save(tmp_path / f"{i}.npy", source.edges[0][i])
-    mapped = tuple(np.load(tmp_path / f"{i}.npy", mmap_mode="r") for i in range(2))
-    source = GraphSource(source.schema, source.num_nodes, (mapped,), source.node_feats, source.edge_feats)
-    check_round_trip(source, partition_source(source, "g", 2, tmp_path), 2)
 
 
 def test_bytes_in_memory_leave_out_what_is_mapped(tmp_path):
