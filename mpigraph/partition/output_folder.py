@@ -150,16 +150,15 @@ def remove_parts(folder: Path, kept: Mask) -> None:
                 directory.rmdir()  # fails unless it is empty
 
 
-class Leftovers:
+class Leftovers(NamedTuple):
     """The assignment that a run for a graph leaves in the graph's folder until the graph is written."""
 
-    def __init__(self, folder: Path, graph_name: str) -> None:
-        self._folder = folder
-        self._graph_name = graph_name
+    folder: Path
+    graph_name: str
 
     def assignment_path(self, word: str) -> Path:
         """Return the file of an assignment; ``word`` (hexadecimal digits) is the hash of all that it depends on."""
-        return self._folder / f"{self._graph_name}.{word[:_WORD]}.assignment"
+        return self.folder / f"{self.graph_name}.{word[:_WORD]}.assignment"
 
     def read_assignment(self, word: str) -> I32 | None:
         """Return the assignment, int32[all nodes]; None if it is missing, or damaged, which the log says."""
@@ -167,7 +166,7 @@ class Leftovers:
         if not path.exists():
             return None
         try:
-            parts: I32 = ShardReader(path, self._graph_name, identity=word).read("parts")
+            parts: I32 = ShardReader(path, self.graph_name, identity=word).read("parts")
         except ShardFormatError as error:
             get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
             return None
@@ -176,7 +175,7 @@ class Leftovers:
 
     def write_assignment(self, word: str, parts: I32) -> None:
         """Keep an assignment, int32[all nodes], or raise StorageError."""
-        with ShardWriter(self.assignment_path(word), self._graph_name, 0, word, durable=True) as file:
+        with ShardWriter(self.assignment_path(word), self.graph_name, 0, word, durable=True) as file:
             file.add("parts", parts)
 
     def remove(self) -> None:
@@ -191,16 +190,16 @@ class Leftovers:
 
     def is_any(self) -> bool:
         """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
-        return self._has_assignment() or (any(_shards(self._folder)) and not self._has_configuration())
+        return self._has_assignment() or (any(_shards(self.folder)) and not self._has_configuration())
 
     def _has_configuration(self) -> bool:
-        return (self._folder / f"{self._graph_name}.json").exists()
+        return (self.folder / f"{self.graph_name}.json").exists()
 
     def _has_assignment(self) -> bool:
         return any(not path.name.endswith(".tmp") for path in self._files())
 
     def _files(self) -> list[Path]:
-        return [path for path, name in _files_left(self._folder) if name == self._graph_name]
+        return [path for path, name in _files_left(self.folder) if name == self.graph_name]
 
 
 def bytes_of_parts(folder: Path, num_parts: int) -> int:

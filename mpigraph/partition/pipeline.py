@@ -58,7 +58,7 @@ from mpigraph.partition.output_folder import (
 )
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
-from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
+from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
 from mpigraph.storage.files import check_space, storage_errors
@@ -241,7 +241,7 @@ class _Run:
         with exchange.together("checking the edges"):
             bases = source.node_bases[source.schema.all_ends]
             kinds = np.arange(1, len(bases) + 1, dtype=np.uint64)
-            for first, src, dst in all_edges(source, exchange.rank, exchange.size):
+            for first, src, dst in edge_chunks(source, None, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
                 source.check_edges(first, src, dst)
                 digest.add_pairs(kinds, source.first_edges, first, src, dst)

@@ -261,28 +261,25 @@ def joined_rows(arrays: Sequence[RowArray]) -> RowArray:
     return concatenated(arrays)
 
 
-def all_edges(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
-    """Yield as :func:`edge_chunks` does, of all relations."""
-    if source.edges:
-        yield from edge_chunks(source, range(len(source.edges)), rank, ranks)
-
-
 def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[I64, I64]]:
-    """Yield the ends in :func:`all_edges` as numbers among the nodes of all types."""
+    """Yield the ends in :func:`edge_chunks` of all relations as numbers among the nodes of all types."""
     bases = source.node_bases[source.schema.all_ends]
-    for first, src, dst in all_edges(source, rank, ranks):
+    for first, src, dst in edge_chunks(source, None, rank, ranks):
         of_edges = source.of_edges(bases, first, len(src))
         yield src + of_edges[:, 0], dst + of_edges[:, 1]
 
 
 def edge_chunks(
-    source: GraphSource, relations: Sequence[int], rank: int = 0, ranks: int = 1
+    source: GraphSource, relations: Sequence[int] | None = None, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[int, I64, I64]]:
     """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK], of relations, one after the other.
 
+    Of all relations by default.
+
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
-    src, dst = (joined_rows([source.edges[r][end] for r in relations]) for end in (0, 1))
+    edges = source.edges if relations is None else [source.edges[r] for r in relations]
+    src, dst = map(joined_rows, zip(*edges, strict=True)) if edges else [np.empty(0, np.int64)] * 2
     size = EDGES_PER_CHUNK
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
         first = min(begin + size * rank, len(src))
