@@ -15,7 +15,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import escape, relation_key
 from mpigraph.partition.exchange import Progress, silent
-from mpigraph.partition.output_folder import OVERWRITE
+from mpigraph.partition.output_folder import refusal
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
@@ -74,7 +74,7 @@ def write_npy(
         old = {*_files_named(meta), meta.name} if overwrite else set()
         there = sorted(path.name for path in (*folder.glob("*.npy"), *folder.glob(meta.name)) if path.name not in old)
         if there:
-            raise InvalidArgumentError(f"{folder / there[0]} is there already, and would be overwritten: {OVERWRITE}")
+            raise refusal(f"{folder / there[0]} is there already, and")
         for name in sorted(old):
             (folder / name).unlink(missing_ok=True)
         lines = []

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import F64, I32, I64, Array
+from mpigraph.arrays import F64, I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
@@ -17,7 +17,12 @@ from mpigraph.partition.spill import Scratch
 
 TOLERANCE = 1.05
 
-Criteria = dict[str, I32 | I64]
+
+class Criteria(NamedTuple):
+    """Weights that parts are to hold evenly."""
+
+    names: list[str]
+    weights: I32  # int32[own nodes, criteria]
 
 
 @collective("ranks")
@@ -28,7 +33,7 @@ def balance_criteria(
     exchange: Exchange = ALONE,
     bounds: I64 | None = None,
 ) -> Criteria:
-    """Return the criteria to balance: name -> int[own nodes], the weight of each node.
+    """Return the criteria to balance, and the weights of each node.
 
     Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
     have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
@@ -41,36 +46,39 @@ def balance_criteria(
     bases = source.node_bases
     bounds = bases[[0, -1]] if bounds is None else bounds
     first, last = bounds[exchange.rank : exchange.rank + 2]
-    ntypes = source.schema.ntypes
-    classes = classes or {}
-    criteria: Criteria = {}
-    for i, ntype in enumerate(ntypes):
+    names: list[str] = []
+    nodes: list[tuple[slice, Mask]] = []  # of each criterion
+    for i, ntype in enumerate(source.schema.ntypes):
         own = slice(*(np.clip(bases[i : i + 2], first, last) - first).tolist())
-        node_classes = np.zeros(own.stop - own.start, np.int64)
-        if ntype in classes:
+        node_classes = np.full(own.stop - own.start, -1)
+        numbers = [-1] if source.num_nodes[i] else []
+        if classes and ntype in classes:
             begin = int(first - bases[i]) + own.start
             with exchange.together("reading balance classes"):
-                numbers = np.asarray(classes[ntype]).reshape(-1)
-                node_classes = np.maximum(numbers[begin : begin + len(node_classes)].astype(np.int64), -1)
-                if len(numbers) != source.num_nodes[i]:
-                    expected = f"{source.num_nodes[i]} numbers (got {len(numbers)})"
+                given = np.asarray(classes[ntype]).reshape(-1)
+                node_classes = np.maximum(given[begin : begin + len(node_classes)].astype(np.int64), -1)
+                if len(given) != source.num_nodes[i]:
+                    expected = f"{source.num_nodes[i]} numbers (got {len(given)})"
                     raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
-        for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
-            name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
-            if ntype in classes and number >= 0:
-                name += f" class {number}"
-            criteria[name] = np.zeros(int(last - first), np.int32)
-            criteria[name][own] = (node_classes == number) | (number < 0)
+            numbers = np.unique(exchange.gather(np.unique(node_classes)[:, None])).tolist()
+        for number in numbers:
+            names.append(f"nodes {ntype}" if len(bases) > 2 else "nodes")
+            names[-1] += f" class {number}" if number >= 0 else ""
+            nodes.append((own, (node_classes == number) | (number < 0)))
+    names += ["edges"] if balance_edges else []
+    weights = np.zeros((int(last - first), len(names)), np.int32)
+    for column, (own, of_own) in enumerate(nodes):
+        weights[own, column] = of_own
     if balance_edges:
-        criteria["edges"] = _in_degrees(source, exchange, bounds)
-    return criteria
+        weights[:, -1] = np.minimum(_in_degrees(source, exchange, bounds), 2**31 - 1)
+    return Criteria(names, weights)
 
 
-def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], the weight in each part."""
-    loads = np.zeros((num_parts, len(criteria)), np.int64)
-    for column, weights in enumerate(criteria.values()):
-        loads[:, column] = np.bincount(parts, weights=weights, minlength=num_parts)
+def loads_of(weights: Array, parts: I32, num_parts: int) -> I64:
+    """Return int64[parts, criteria], the weight in each part; ``weights`` are int[n, criteria]."""
+    loads = np.zeros((num_parts, weights.shape[1]), np.int64)
+    for column, of_nodes in enumerate(weights.T):
+        loads[:, column] = np.bincount(parts, weights=of_nodes, minlength=num_parts)
     return loads
 
 
@@ -125,7 +133,7 @@ class Task:
 
     source: GraphSource
     num_parts: int
-    criteria: Criteria  # of the own nodes; a method may replace the arrays
+    weights: I32  # int32[own nodes, criteria], to be spread evenly
     bounds: I64  # int64[ranks + 1], the nodes that each rank owns
     seed: int = 0
     objtype: str = "cut"

@@ -4,7 +4,7 @@ One rank needs no MPI; ``over_mpi`` has a subclass.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
@@ -44,6 +44,10 @@ class Exchange:
     def no_way_back(self) -> AbstractContextManager[None]:
         """Run local code for which other ranks wait: an error that not every rank raises ends the job."""
         return nullcontext()
+
+    @collective("ranks")
+    def same(self, what: str, values: Mapping[str, object]) -> None:
+        """Check that all ranks have the same values, by name; raise CollectiveError, which begins with ``what``."""
 
     @collective("ranks")
     def sum_of(self, value: int) -> int:

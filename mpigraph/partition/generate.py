@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
-from mpigraph.partition.output_folder import OVERWRITE, UNFINISHED, new_npy_files
+from mpigraph.partition.output_folder import UNFINISHED, Form, new_npy_files, refusal
 from mpigraph.partition.random_edges import draw_rows
 from mpigraph.storage.files import read_text, storage_errors
 
@@ -103,18 +104,10 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
 
     Raises InvalidArgumentError: the graph is too large.
     """
-    public_ids, rng = _public_ids(recipe)
-    ends = np.empty((2, recipe.num_pairs), np.int32)
-    for first, pairs in _PairDraws(recipe).chunks(0, 1):
-        ends[:, first : first + pairs.shape[1]] = public_ids[pairs]
-    labels = _labels(recipe, public_ids)
-    return {
-        "edge_src": ends.reshape(-1),
-        "edge_dst": ends[::-1].reshape(-1),
-        "feat": np.concatenate([rows for _, rows in _feature_chunks(recipe, labels, 0, 1)]),
-        "label": labels,
-        **_masks(recipe, rng),
-    }
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in _forms(recipe).items()}
+    for name, first, rows in _rows(recipe, ALONE, silent):
+        arrays[name][first : first + len(rows)] = rows
+    return arrays
 
 
 @collective("ranks")
@@ -149,36 +142,11 @@ def write_graph(
     with exchange.together(f"looking into {out}"):
         if exchange.rank == 0 and not overwrite:
             _check_vacant(out, about)
-    nodes = (recipe.num_nodes,)
-    edges = (2 * recipe.num_pairs,)
-    contents = {
-        "edge_src": (edges, np.int32),
-        "edge_dst": (edges, np.int32),
-        "feat": ((recipe.num_nodes, recipe.feat_dim), np.float32),
-        "label": (nodes, np.int64),
-        "train_mask": (nodes, np.bool_),
-        "val_mask": (nodes, np.bool_),
-        "test_mask": (nodes, np.bool_),
-    }
-    with new_npy_files(exchange, out, contents) as (folder, files):
+    with new_npy_files(exchange, out, _forms(recipe)) as (folder, files):
         with exchange.together(f"writing to {out}"), storage_errors(out):
-            public_ids, rng = _public_ids(recipe)
-            own_pairs = recipe.num_pairs // exchange.size
-            for first, pairs in _PairDraws(recipe).chunks(exchange.rank, exchange.size):
-                progress("write edges", first, own_pairs)
-                ends = public_ids[pairs]
-                for name, halves in (("edge_src", ends), ("edge_dst", ends[::-1])):
-                    files[name].write(halves[0], at=first)
-                    files[name].write(halves[1], at=recipe.num_pairs + first)
-            progress("write edges", own_pairs, own_pairs)
-            labels = _labels(recipe, public_ids)
-            for first, rows in _feature_chunks(recipe, labels, exchange.rank, exchange.size):
-                progress("write features", first, recipe.num_nodes)
-                files["feat"].write(rows, at=first)
-            progress("write features", recipe.num_nodes, recipe.num_nodes)
+            for name, first, rows in _rows(recipe, exchange, progress):
+                files[name].write(rows, at=first)
             if exchange.rank == 0:
-                for name, array in {"label": labels, **_masks(recipe, rng)}.items():
-                    files[name].write(array, at=0)
                 (folder / _META).write_text(about, encoding="utf-8")
     if exchange.rank == 0:
         for left in out.glob(f"{UNFINISHED}*"):  # of runs that were killed
@@ -191,17 +159,43 @@ def _check_vacant(out: Path, about: str) -> None:
 
     Files that a killed run has left are no other graph.
     """
-    names = [_META, *(f"{name}.npy" for name in GRAPH_FILES)]
-    there = [name for name in names if (out / name).exists()]
-    if _META in there:
-        try:
-            is_other = read_text(out / _META) != about
-        except (OSError, ValueError):
-            is_other = True
-    else:
-        is_other = bool(there) and not any(out.glob(f"{UNFINISHED}*"))
-    if is_other:
-        raise InvalidArgumentError(f"{out} holds another graph, whose {there[0]} would be overwritten: {OVERWRITE}")
+    there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
+    is_own = not there
+    with suppress(OSError, ValueError):
+        is_own = is_own or (read_text(out / _META) == about if _META in there else any(out.glob(f"{UNFINISHED}*")))
+    if not is_own:
+        raise refusal(f"{out} holds another graph, whose {there[0]}")
+
+
+def _forms(recipe: Recipe) -> dict[str, Form]:
+    """Return shape and dtype of each array of a graph."""
+    nodes = (recipe.num_nodes,)
+    edges = (2 * recipe.num_pairs,)
+    features = (recipe.num_nodes, recipe.feat_dim)
+    shapes = [edges, edges, features, nodes, nodes, nodes, nodes]
+    dtypes = [np.int32, np.int32, np.float32, np.int64, np.bool_, np.bool_, np.bool_]
+    return dict(zip(GRAPH_FILES, zip(shapes, dtypes, strict=True), strict=True))
+
+
+def _rows(recipe: Recipe, exchange: Exchange, progress: Progress) -> Iterator[tuple[str, int, Array]]:
+    """Yield what a rank makes of a graph: the name of an array, the first row, and rows."""
+    public_ids, rng = _public_ids(recipe)
+    own_pairs = recipe.num_pairs // exchange.size
+    for first, pairs in _PairDraws(recipe).chunks(exchange.rank, exchange.size):
+        progress("write edges", first, own_pairs)
+        ends = public_ids[pairs]
+        for name, halves in (("edge_src", ends), ("edge_dst", ends[::-1])):
+            yield name, first, halves[0]
+            yield name, recipe.num_pairs + first, halves[1]
+    progress("write edges", own_pairs, own_pairs)
+    labels = _labels(recipe, public_ids)
+    for first, rows in _feature_chunks(recipe, labels, exchange.rank, exchange.size):
+        progress("write features", first, recipe.num_nodes)
+        yield "feat", first, rows
+    progress("write features", recipe.num_nodes, recipe.num_nodes)
+    if exchange.rank == 0:
+        for name, array in {"label": labels, **_masks(recipe, rng)}.items():
+            yield name, 0, array
 
 
 class _PairDraws:

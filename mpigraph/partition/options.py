@@ -8,7 +8,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.collective import collective
-from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.assign import GIVEN, METHODS, PART_METHODS
 from mpigraph.partition.exchange import Exchange
@@ -69,25 +69,22 @@ def check_same(
     if exchange.size == 1:
         return
     schema = source.schema
-    arguments = {
+    ids = source.node_ids is not None, source.edge_ids is not None
+    values: dict[str, object] = {
         "graph_name": graph_name,
         "the method": method,
         "balance classes": {ntype: len(numbers) for ntype, numbers in sorted((classes or {}).items())},
         "whether an assignment is given": assignment is not None,
         "whether to resume": bool(resume),
-        "types": (schema.ntypes, schema.relations),
-        "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
-        "features": infos,
-        "original ids": (source.node_ids is None, source.edge_ids is None),
+        "types": word_of(schema.ntypes, schema.relations),
+        "nodes and edges": (sum(source.num_nodes), sum(source.edge_counts)),
+        "nodes and edges by type": word_of(tuple(map(int, source.num_nodes)), source.edge_counts),
+        "features": word_of(infos, ids),
     }
-    with exchange.together(f"partitioning {graph_name!r}"):
-        arguments |= {name: sampled(array, _cheap(array)) for name, array in _arrays_of(source, classes, assignment)}
-    everyone = exchange.gather_json([word_of(value) for value in arguments.values()])
-    with exchange.together(f"partitioning {graph_name!r}"):
-        for name, by_rank in zip(arguments, zip(*everyone, strict=False), strict=False):  # equal types: equal lengths
-            other = next((rank for rank, word in enumerate(by_rank) if word != by_rank[0]), None)
-            if other is not None:
-                raise CollectiveError(f"{name} of rank {other} differ from those of rank 0")
+    with exchange.together("comparing the graphs of all ranks"):
+        of_arrays = _arrays_of(source, classes, assignment)
+        values |= {f"rows of {name}": word_of(sampled(array, _cheap(array))) for name, array in of_arrays}
+    exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
 
 
 def _arrays_of(

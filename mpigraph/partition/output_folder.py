@@ -1,8 +1,8 @@
 """The folder that a partitioned graph is written to: graphs that lie there, files of a stopped run, .npy files.
 
-Another graph is overwritten only on request. A run keeps the assignment of nodes in a file beside the shards,
-``<graph>.<hash>.assignment``, which is removed when the graph is written. The hash is of everything that the assignment
-depends on, so a run for another graph or with other options ignores it.
+Another graph is overwritten only on request. A run keeps the assignment of nodes in a file beside the shards, and like
+them, ``<graph>.<hash>.assignment``, which is removed when the graph is written. The hash is of everything that the
+assignment depends on, so a run for another graph or with other options ignores it.
 
 ``.npy`` files are written by all ranks together, each its own rows; they get their names when all of them are whole.
 """
@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,14 +29,19 @@ from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import NewFile, check_space, nearest_folder, open_regular, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
-from mpigraph.storage.shard import ShardReader
+from mpigraph.storage.shard import ShardReader, ShardWriter
 
-OVERWRITE = "write to another folder, or say --overwrite (overwrite=True)"
 _HEAD_BYTES = 4096  # of a configuration, which begins with its format
 _PART = re.compile(r"part([0-9]+)")
 _WORD = 16  # digits of the hash in the name
 _LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.assignment(\.tmp)?")
-_DIGEST = 32  # bytes of the hash at the beginning of an assignment
+
+
+def refusal(what: str) -> InvalidArgumentError:
+    """Return the error that something "would be overwritten", without a request."""
+    return InvalidArgumentError(
+        f"{what} would be overwritten: write to another folder, or say --overwrite (overwrite=True)"
+    )
 
 
 class Sizes(NamedTuple):
@@ -104,20 +109,17 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
         if path != own or (sizes is not None and there != sizes):
             what = f"{folder} holds the graph {path.stem!r} of {there.num_nodes} nodes and {there.num_edges} edges"
             but = "" if path != own or sizes is None else f" (not {sizes.num_nodes} and {sizes.num_edges})"
-            raise InvalidArgumentError(f"{what}{but}, which would be overwritten: {OVERWRITE}")
+            raise refusal(f"{what}{but}, which")
     if own.exists() and own not in configs:
-        raise InvalidArgumentError(f"{own} is no partition configuration, and would be overwritten: {OVERWRITE}")
+        raise refusal(f"{own} is no partition configuration, and")
     left = {name for _, name in _files_left(folder)}
     for name in sorted(left - {graph_name}):
-        what = f"files that an interrupted run has left of the graph {name!r}"
-        raise InvalidArgumentError(f"{folder} holds {what}, which would be overwritten: {OVERWRITE}")
-    shards = [folder / name for _, part in _parts(folder) for name in PartConfig.files_of(part).values()]
-    for path in shards if own not in configs and not left else ():  # left by an interrupted run of a graph of this name
-        if path.exists():
-            try:
-                ShardReader(path, graph_name)
-            except ShardFormatError as error:
-                raise InvalidArgumentError(f"{error}; it would be overwritten: {OVERWRITE}") from error
+        raise refusal(f"{folder} holds files that an interrupted run has left of the graph {name!r}, which")
+    for path in _shards(folder) if own not in configs and not left else ():  # of an interrupted run
+        try:
+            ShardReader(path, graph_name)
+        except ShardFormatError as error:
+            raise refusal(f"{error}; it") from error
 
 
 def remove_other_graphs(folder: Path, graph_name: str) -> None:
@@ -148,42 +150,33 @@ def remove_parts(folder: Path, kept: Mask) -> None:
                 directory.rmdir()  # fails unless it is empty
 
 
-class Leftovers:
+class Leftovers(NamedTuple):
     """The assignment that a run for a graph leaves in the graph's folder until the graph is written."""
 
-    def __init__(self, folder: Path, graph_name: str) -> None:
-        self._folder = folder
-        self._graph_name = graph_name
+    folder: Path
+    graph_name: str
 
     def assignment_path(self, word: str) -> Path:
         """Return the file of an assignment; ``word`` (hexadecimal digits) is the hash of all that it depends on."""
-        return self._folder / f"{self._graph_name}.{word[:_WORD]}.assignment"
+        return self.folder / f"{self.graph_name}.{word[:_WORD]}.assignment"
 
-    def read_assignment(self, word: str, num_nodes: int, num_parts: int) -> I32 | None:
-        """Return the assignment, int32[num_nodes]; None if it is missing, or damaged, which the log says."""
+    def read_assignment(self, word: str) -> I32 | None:
+        """Return the assignment, int32[all nodes]; None if it is missing, or damaged, which the log says."""
         path = self.assignment_path(word)
-        parts = np.empty(num_nodes, np.int32)
+        if not path.exists():
+            return None
         try:
-            with open(open_regular(path), "rb") as file:
-                digest = file.read(_DIGEST)
-                whole = file.readinto(parts.data) == parts.nbytes == os.fstat(file.fileno()).st_size - _DIGEST
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            get_logger().warning("%s is ignored: %s", path, error.strerror)
-            return None
-        in_range = len(parts) == 0 or 0 <= parts.min() <= parts.max() < num_parts
-        if not whole or digest != _digest(parts) or not in_range:
-            get_logger().warning("%s is ignored: it is damaged", path)
+            parts: I32 = ShardReader(path, self.graph_name, identity=word).read("parts")
+        except ShardFormatError as error:
+            get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
             return None
         get_logger().warning("the assignment of an interrupted run is taken from %s", path)
         return parts
 
     def write_assignment(self, word: str, parts: I32) -> None:
         """Keep an assignment, int32[all nodes], or raise StorageError."""
-        with NewFile(self.assignment_path(word), durable=True) as file:
-            file.write(_digest(parts))
-            file.write(parts)
+        with ShardWriter(self.assignment_path(word), self.graph_name, 0, word, durable=True) as file:
+            file.add("parts", parts)
 
     def remove(self) -> None:
         """Remove all assignments, now that the graph is written."""
@@ -191,32 +184,33 @@ class Leftovers:
             for path in self._files():
                 path.unlink(missing_ok=True)
 
-    def is_any(self) -> bool:
-        """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
-        return bool(bytes_of_parts(self._folder) and not self._has_configuration()) or self._has_assignment()
-
     def are_of_finished_run(self) -> bool:
         """Return whether the graph's last run has ended: a configuration stands, and no assignment is left."""
         return self._has_configuration() and not self._has_assignment()
 
+    def is_any(self) -> bool:
+        """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
+        return self._has_assignment() or (any(_shards(self.folder)) and not self._has_configuration())
+
     def _has_configuration(self) -> bool:
-        return (self._folder / f"{self._graph_name}.json").exists()
+        return (self.folder / f"{self.graph_name}.json").exists()
 
     def _has_assignment(self) -> bool:
         return any(not path.name.endswith(".tmp") for path in self._files())
 
     def _files(self) -> list[Path]:
-        return [path for path, name in _files_left(self._folder) if name == self._graph_name]
+        return [path for path, name in _files_left(self.folder) if name == self.graph_name]
 
 
-def _digest(parts: I32) -> bytes:
-    return blake2b(parts.data, digest_size=_DIGEST).digest()
-
-
-def bytes_of_parts(folder: Path, num_parts: int = 2**31) -> int:
+def bytes_of_parts(folder: Path, num_parts: int) -> int:
     """Return the size of the files of the first parts in a folder."""
-    paths = [folder / name for _, k in _parts(folder) if k < num_parts for name in PartConfig.files_of(k).values()]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+    return sum(path.stat().st_size for path in _shards(folder, num_parts))
+
+
+def _shards(folder: Path, num_parts: int = 2**31) -> Iterator[Path]:
+    """Yield the files of the first parts in a folder."""
+    paths = (folder / name for _, k in _parts(folder) if k < num_parts for name in PartConfig.files_of(k).values())
+    return filter(Path.is_file, paths)
 
 
 def _files_left(folder: Path) -> list[tuple[Path, str]]:
@@ -243,6 +237,9 @@ def _parts(folder: Path) -> list[tuple[Path, int]]:
     return [(path, int(match[1])) for path, match in matches if match]
 
 
+Form = tuple[tuple[int, ...], npt.DTypeLike]
+"""Shape and dtype of an array."""
+
 UNFINISHED = ".generating-"  # beginning of the name of a folder with unfinished files
 
 
@@ -253,13 +250,12 @@ class NpyFile:
     bytes that another node has written meanwhile.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    def __init__(self, path: Path, form: Form) -> None:
         self._path = path
-        self._shape = shape
-        self._dtype = np.dtype(dtype)
-        self._row_bytes = self._dtype.itemsize * int(np.prod(shape[1:]))
-        self.num_bytes = shape[0] * self._row_bytes
-        self._number = -1
+        self._shape = form[0]
+        self._dtype = np.dtype(form[1])
+        self._row_bytes = self._dtype.itemsize * int(np.prod(self._shape[1:]))
+        self.num_bytes = self._shape[0] * self._row_bytes
 
     def create(self) -> None:
         """Create the file, of full size, without values."""
@@ -271,20 +267,19 @@ class NpyFile:
     def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on, or raise OSError."""
         rest = np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8)
-        place = os.fstat(self._number).st_size - self.num_bytes + at * self._row_bytes
+        number = self._file.fileno()
+        place = os.fstat(number).st_size - self.num_bytes + at * self._row_bytes
         while len(rest):
-            written = os.pwrite(self._number, rest.data, place)
+            written = os.pwrite(number, rest.data, place)
             rest = rest[written:]
             place += written
 
     def close(self) -> None:
         """Close the file, or raise OSError; a second call does nothing."""
-        number, self._number = self._number, -1
-        if number >= 0:
-            os.close(number)
+        self._file.close()
 
     def __enter__(self) -> "NpyFile":
-        self._number = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        self._file = FileIO(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -294,7 +289,7 @@ class NpyFile:
 @contextmanager
 @collective("ranks")
 def new_npy_files(
-    exchange: Exchange, directory: Path, contents: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
+    exchange: Exchange, directory: Path, contents: Mapping[str, Form]
 ) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
     """Create ``.npy`` files that the ranks fill inside the ``with`` block; ``contents`` has shape and dtype by name.
 
@@ -307,7 +302,7 @@ def new_npy_files(
     """
     number = exchange.sum_of(secrets.randbits(48) if exchange.rank == 0 else 0)  # so that no rank finds an older folder
     folder = directory / f"{UNFINISHED}{number:012x}"
-    files = {name: NpyFile(folder / f"{name}.npy", *content) for name, content in contents.items()}
+    files = {name: NpyFile(folder / f"{name}.npy", form) for name, form in contents.items()}
     try:
         with exchange.together(f"creating files in {directory}"), storage_errors(directory):
             if exchange.rank == 0:

@@ -1,13 +1,14 @@
 """The ranks of an MPI communicator as an :class:`~mpigraph.partition.exchange.Exchange`. Imports MPI."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
+from mpigraph.errors import CollectiveError
 from mpigraph.mpi.abort import abort
-from mpigraph.mpi.agree import agree
+from mpigraph.mpi.agree import agree, same
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import Comm, exchange_rows, sum_over_ranks
 from mpigraph.mpi.wait import IDLE
@@ -50,6 +51,11 @@ class MPIExchange(Exchange):
                 sys.excepthook(type(error), error, error.__traceback__)
                 abort(1)
             raise
+
+    @collective("ranks")
+    def same(self, what: str, values: Mapping[str, object]) -> None:
+        """As in the base class."""
+        same(self._comm, what, values, CollectiveError)
 
     @collective("ranks")
     def total(self, values: I64) -> I64:

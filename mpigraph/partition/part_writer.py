@@ -1,8 +1,12 @@
 """Writing the three files of a part from the nodes and edges that have arrived."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +15,7 @@ from mpigraph.kernels.csr import count_keys
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.relabel import Arrivals, EdgeTable
 from mpigraph.partition.row_arrays import RowArray, release
-from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle, arrays_of
+from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle
 from mpigraph.partition.source import Feature, joined_rows
 from mpigraph.storage.format import (
     edge_feature_name,
@@ -26,148 +30,139 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
 _CHUNK_BYTES = 32 << 20
+_NUMBERS = Feature(np.empty(0, np.int64), "int64")  # of nodes and edges, where they have no other ids
 
 
+class _Column(NamedTuple):
+    """A dataset of features or original ids, and where its rows come from."""
+
+    writer: DatasetWriter
+    field: str  # of the records, with which the rows travel; "" if they do not
+    rows: RowArray | None  # of some relations, one after the other; None: the numbers of the records
+    runs: list[tuple[int, int]]  # the places of these relations in the table, and the first row of each
+
+    @classmethod
+    def of(
+        cls, file: ShardWriter, dataset: str, count: int, shuffle: Shuffle, name: str, features: Sequence[Feature],
+        places: Sequence[int] = (0,),
+    ) -> "_Column":  # fmt: skip
+        """Begin the dataset of a feature of nodes or of relations at some places; original ids may lack."""
+        form = features[0] if features else _NUMBERS
+        writer = file.create(dataset, (count, *form.values.shape[1:]), form.stored)
+        arrays = [feature.values for feature in features]
+        firsts = accumulate(map(len, arrays), initial=0) if arrays else repeat(0)
+        rows = joined_rows(arrays) if arrays else None
+        return cls(writer, shuffle.carried.get(name, ""), rows, [*zip(places, firsts, strict=False)])
+
+    def write(self, records: Array, numbers: I64, bounds: I64) -> None:
+        """Append the rows of records (numbers: int64[n]); those of a place lie between two bounds."""
+        if self.field:
+            self.writer.write(records[self.field])
+            return
+        ids = np.concatenate([numbers[bounds[place] : bounds[place + 1]] + first for place, first in self.runs])
+        if self.rows is None:
+            self.writer.write(ids)
+            return
+        step = max(1, _CHUNK_BYTES // max(self.rows.dtype.itemsize * int(np.prod(self.rows.shape[1:])), 1))
+        for first in range(0, len(ids), step):
+            self.writer.write(np.asarray(self.rows[ids[first : first + step]]))
+            release(self.rows)
+
+
+@dataclass(frozen=True, eq=False)
 class PartWriter:
     """Writer of the parts of one graph, of a content, to its folder, from the nodes and edges that have come to this
     rank.
     """
 
-    def __init__(self, arrivals: Arrivals, graph_name: str, content: str, out: Path) -> None:
-        self._source = arrivals.source
-        self._arrivals = arrivals
-        self._node_arrays, self._edge_arrays = arrays_of(arrivals.source)
-        self._graph_name = graph_name
-        self._content = content
-        self._out = out
+    arrivals: Arrivals
+    graph_name: str
+    content: str
+    out: Path
 
     def write(self, part: int) -> None:
         """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
         with ExitStack() as stack:
-            graph = stack.enter_context(self._open(part, "part_graph"))
-            feats = stack.enter_context(self._open(part, "edge_feats"))
-            node_feats = stack.enter_context(self._open(part, "node_feats"))
-            for ntype_id, ntype in enumerate(self._source.schema.ntypes):
-                shuffle = self._arrivals.nodes[ntype_id]
-                offsets = self._arrivals.numbering.offsets[ntype_id]
-                count = int(offsets[part + 1] - offsets[part])
-                rows = {
-                    name: _begin(node_feats, node_feature_name(ntype, name), feature, count)
-                    for name, feature in self._source.node_feats.get(ntype, {}).items()
-                }
-                rows[ORIGINAL_IDS] = graph.create(node_orig_ids_name(ntype), (count,), "int64")
-                for records in shuffle.take(part):
-                    _write_rows(rows, self._node_arrays[ntype_id], records, shuffle)
-            for table in self._arrivals.tables:
-                if len(table.relations) == 1:
-                    self._write_relation(graph, feats, table, part)
-                else:
-                    self._write_shared(graph, feats, table, part)
+            graph, edge_feats, node_feats = (
+                stack.enter_context(self._open(part, kind)) for kind in ("part_graph", "edge_feats", "node_feats")
+            )
+            for ntype_id in range(len(self.arrivals.source.schema.ntypes)):
+                self._write_nodes(graph, node_feats, ntype_id, part)
+            for table in self.arrivals.tables:
+                self._write_edges(graph, edge_feats, table, part)
 
-    def _write_relation(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
-        """Write the in-edges of a part's nodes."""
-        (relation,) = table.relations
-        key = relation_key(self._source.schema.relations[relation])
-        src_type, dst_type = self._source.schema.ends(relation)
-        first, last = self._arrivals.numbering.offsets[dst_type][part : part + 2].tolist()
-        width = index_dtype(self._source.num_nodes[src_type])
-        count = int(self._arrivals.counts[part, relation])
-        indices = graph.create(relation_dataset_name(key, "indices"), (count,), width.name)
-        features = self._source.edge_feats.get(key, {})
-        rows = {name: _begin(feats, edge_feature_name(key, name), f, count) for name, f in features.items()}
-        rows[ORIGINAL_IDS] = graph.create(relation_dataset_name(key, "orig_ids"), (count,), "int64")
-        indptr = np.zeros(last - first + 1, np.int64)
+    def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
+        """Write the nodes of a type."""
+        source = self.arrivals.source
+        ntype = source.schema.ntypes[ntype_id]
+        shuffle = self.arrivals.nodes[ntype_id]
+        count = int(np.diff(self.arrivals.numbering.offsets[ntype_id])[part])
+        of = partial(_Column.of, count=count, shuffle=shuffle)
+        columns = [
+            of(feats, node_feature_name(ntype, name), name=name, features=[feature])
+            for name, feature in source.node_feats.get(ntype, {}).items()
+        ]
+        ids = [] if source.node_ids is None else [Feature(source.node_ids[ntype_id], "int64")]
+        columns.append(of(graph, node_orig_ids_name(ntype), name=ORIGINAL_IDS, features=ids))
+        for records in shuffle.take(part):
+            for column in columns:
+                column.write(records, records["number"].astype(np.int64), np.array([0, len(records)]))
+
+    def _write_edges(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
+        """Write the in-edges of a part's nodes: a table of one relation's own, or one that relations share."""
+        source = self.arrivals.source
+        relations = table.relations
+        is_own = len(relations) == 1
+        key = relation_key(source.schema.relations[relations[0]])
+        name_of = partial(relation_dataset_name, key) if is_own else shared_dataset_name
+        width = index_dtype(source.num_nodes[table.ends[0, 0]] if is_own else max(source.num_nodes))
+        counts = self.arrivals.counts[part]
+        count = int(counts[relations].sum())
+        ends = {
+            name: graph.create(name_of(name), (count,), width.name) for name in ["destinations", "indices"][is_own:]
+        }
+        columns = self._edge_features(feats, table, counts)
+        ids = [] if source.edge_ids is None else [Feature(source.edge_ids[r], "int64") for r in relations]
+        places = range(len(relations))
+        columns.append(_Column.of(graph, name_of("orig_ids"), count, table.shuffle, ORIGINAL_IDS, ids, places))
+        first_keys = table.keys[part * len(relations) : (part + 1) * len(relations) + 1]
+        indptr = np.zeros(first_keys[1] - first_keys[0] + 1, np.int64)
         for records in table.shuffle.take(part):
-            count_keys(records["key"].astype(np.int64), 1 - first, indptr)
-            indices.write(records["source"])
-            _write_rows(rows, self._edge_arrays[relation], records, table.shuffle)
-        graph.add(relation_dataset_name(key, "indptr"), np.cumsum(indptr))
-        degrees = [records["degree"] for records in self._arrivals.degrees[relation].take(part)]
-        graph.add(relation_dataset_name(key, "out_degrees"), np.concatenate([np.empty(0, np.int64), *degrees]))
+            keys = records["key"].astype(np.int64)
+            bounds = np.searchsorted(keys, first_keys)  # keys ascend, and relations with them
+            of_relations = np.diff(bounds)
+            if is_own:
+                count_keys(keys, 1 - int(first_keys[0]), indptr)
+            else:
+                ends["destinations"].write((keys - np.repeat(first_keys[:-1], of_relations)).astype(width))
+            ends["indices"].write(records["source"].astype(width, copy=False))
+            numbers = records["number"] - np.repeat(table.first_edges[:-1], of_relations)
+            for column in columns:
+                column.write(records, numbers, bounds)
+        if is_own:
+            graph.add(name_of("indptr"), np.cumsum(indptr))
+            degrees = [records["degree"] for records in table.degrees.take(part)]
+            graph.add(name_of("out_degrees"), np.concatenate([np.empty(0, np.int64), *degrees]))
 
-    def _write_shared(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
-        """Write the in-edges of a part's nodes in tables that relations share."""
-        source = self._source
-        width = index_dtype(max(source.num_nodes))
-        counts_of = self._arrivals.counts[part]
-        count = int(counts_of[table.relations].sum())
-        dtypes = {"destinations": width.name, "indices": width.name, "orig_ids": "int64"}
-        tables = {name: graph.create(shared_dataset_name(name), (count,), dtype) for name, dtype in dtypes.items()}
-        apart, together = self._shared_rows(feats, counts_of)
-        for records in table.shuffle.take(part):
-            _, place = table.parts_and_places(records["key"])
-            orig_ids = records["number"] - table.first_edges[place]
-            for array, firsts, writer in together:
-                _gather(array, (orig_ids + firsts[place])[firsts[place] >= 0], writer)
-            bounds = np.searchsorted(place, np.arange(len(table.relations) + 1))  # keys ascend, and places with them
-            for of_place, array, writer in apart:
-                _gather(array, orig_ids[bounds[of_place] : bounds[of_place + 1]], writer)
-            first_keys = table.keys[part * len(table.relations) + place]
-            tables["destinations"].write((records["key"] - first_keys).astype(width))
-            tables["indices"].write(records["source"].astype(width))
-            if source.edge_ids is not None:
-                orig_ids = joined_rows([source.edge_ids[r] for r in table.relations])[records["number"]]
-            tables["orig_ids"].write(orig_ids)
-
-    def _shared_rows(
-        self, feats: ShardWriter, counts: I64
-    ) -> tuple[list[tuple[int, RowArray, DatasetWriter]], list[tuple[RowArray, I64, DatasetWriter]]]:
-        """Begin the features of relations that share tables.
-
-        Returns:
-            Those of one relation, with its place; and those of several, with the first row of each relation, -1 for one
-            without the feature: int64[relations that share].
-        """
-        source = self._source
-        keys = [relation_key(source.schema.relations[r]) for r in source.shared]
-        places = {relation: place for place, relation in enumerate(source.shared)}
-        apart: list[tuple[int, RowArray, DatasetWriter]] = []
-        together: list[tuple[RowArray, I64, DatasetWriter]] = []
-        done: set[tuple[int, str]] = set()
-        for name, relations in source.shared_features:
+    def _edge_features(self, feats: ShardWriter, table: EdgeTable, counts: I64) -> list[_Column]:
+        """Begin the features of relations: those that relations share in one dataset, and others."""
+        source = self.arrivals.source
+        places = {relation: place for place, relation in enumerate(table.relations)}
+        shared = source.shared_features if len(places) > 1 else []
+        groups = [(shared_feature_name(name), name, relations) for name, relations in shared]
+        done = {(relation, name) for _, name, relations in groups for relation in relations}
+        keys = {r: relation_key(source.schema.relations[r]) for r in places if source.edge_feats}
+        for relation, key in keys.items():
+            names = (name for name in source.edge_feats.get(key, {}) if (relation, name) not in done)
+            groups += [(edge_feature_name(key, name), name, (relation,)) for name in names]
+        columns = []
+        for dataset, name, relations in groups:
+            features = [source.edge_feats[keys[relation]][name] for relation in relations]
+            count = int(counts[list(relations)].sum())
             own = [places[relation] for relation in relations]
-            arrays = [source.edge_feats[keys[place]][name].values for place in own]
-            firsts = np.full(len(keys), -1, np.int64)
-            firsts[own] = np.cumsum([0, *map(len, arrays[:-1])])
-            feature = source.edge_feats[keys[own[0]]][name]
-            writer = _begin(feats, shared_feature_name(name), feature, int(counts[list(relations)].sum()))
-            together.append((joined_rows(arrays), firsts, writer))
-            done.update((place, name) for place in own)
-        for place, key in enumerate(keys if source.edge_feats else ()):
-            for name, feature in source.edge_feats.get(key, {}).items():
-                if (place, name) not in done:
-                    count = int(counts[source.shared[place]])
-                    writer = _begin(feats, edge_feature_name(key, name), feature, count)
-                    apart.append((place, feature.values, writer))
-        return apart, together
+            columns.append(_Column.of(feats, dataset, count, table.shuffle, name, features, own))
+        return columns
 
     def _open(self, part: int, kind: str) -> ShardWriter:
-        path = self._out / PartConfig.files_of(part)[kind]
-        return ShardWriter(path, self._graph_name, part, self._content)
-
-
-def _begin(writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
-    return writer.create(name, (count, *feature.values.shape[1:]), feature.stored)
-
-
-def _write_rows(
-    rows: Mapping[str, DatasetWriter], arrays: Mapping[str, RowArray], records: Array, shuffle: Shuffle
-) -> None:
-    """Append rows of all features and original ids to their datasets, by name, those that travelled and others.
-
-    ``arrays`` are the source's rows, without original ids if these are the numbers of records.
-    """
-    for name, writer in rows.items():
-        if name in shuffle.carried:
-            writer.write(records[shuffle.carried[name]])
-        elif name in arrays:
-            _gather(arrays[name], records["number"], writer)
-        else:
-            writer.write(records["number"].astype(np.int64))
-
-
-def _gather(array: RowArray, ids: Array, rows: DatasetWriter) -> None:
-    step = max(1, _CHUNK_BYTES // max(array.dtype.itemsize * int(np.prod(array.shape[1:])), 1))
-    for first in range(0, len(ids), step):
-        rows.write(np.asarray(array[ids[first : first + step]]))
-        release(array)
+        path = self.out / PartConfig.files_of(part)[kind]
+        return ShardWriter(path, self.graph_name, part, self.content)

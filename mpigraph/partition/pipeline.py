@@ -58,7 +58,7 @@ from mpigraph.partition.output_folder import (
 )
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
-from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
+from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
 from mpigraph.storage.files import check_space, storage_errors
@@ -173,19 +173,10 @@ def partition_source(
         method = Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
         source = narrowed_source(source, infos)
-        run = _Run(
-            source,
-            graph_name,
-            method,
-            balance_classes or {},
-            assignment,
-            out,
-            exchange,
-            scratch or Scratch(out),
-            progress,
-            bool(resume),
-        )
-        return run.make()
+        return _Run(
+            source, graph_name, method, balance_classes or {}, assignment, out, exchange, scratch or Scratch(out),
+            progress, bool(resume),
+        ).make()  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -250,7 +241,7 @@ class _Run:
         with exchange.together("checking the edges"):
             bases = source.node_bases[source.schema.all_ends]
             kinds = np.arange(1, len(bases) + 1, dtype=np.uint64)
-            for first, src, dst in all_edges(source, exchange.rank, exchange.size):
+            for first, src, dst in edge_chunks(source, None, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
                 source.check_edges(first, src, dst)
                 digest.add_pairs(kinds, source.first_edges, first, src, dst)
@@ -271,7 +262,7 @@ class _Run:
         kept = None
         with exchange.together("reading a kept assignment"):
             if exchange.rank == 0 and self.assignment is None:
-                kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
+                kept = self.left.read_assignment(word)
                 if kept is None and not self.left.assignment_path(word).exists():
                     self.tell_that_nothing_is_taken_up()
         self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
@@ -284,7 +275,7 @@ class _Run:
         report(0.0)
         criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
         task = Task(
-            self.source, method.num_parts, criteria, self.bounds, method.seed, method.objtype, self.assignment,
+            self.source, method.num_parts, criteria.weights, self.bounds, method.seed, method.objtype, self.assignment,
             self.both_ways, exchange, self.scratch, report,
         )  # fmt: skip
         if self.took_assignment:
@@ -293,9 +284,9 @@ class _Run:
             parts = METHODS[method.name].assign(task)
             if self.assignment is None:
                 self.keep(word, parts)
-        loads = exchange.total(loads_of(criteria, parts, method.num_parts))
+        loads = exchange.total(loads_of(criteria.weights, parts, method.num_parts))
         self.progress(stage, steps, steps)
-        return parts, measured_balance(criteria, loads)
+        return parts, measured_balance(criteria.names, loads)
 
     def keep(self, word: str, parts: I32) -> None:
         """Have rank 0 keep the parts of all nodes in a file; this rank has int32[own nodes]."""

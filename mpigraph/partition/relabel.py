@@ -100,6 +100,7 @@ class EdgeTable:
         first_edges: int64[relations + 1], the first edge of each relation in the table.
         keys: int64[parts * relations + 1], the first key of each part and relation.
         shuffle: their way.
+        degrees: that of the source nodes of one relation, with the "degree" of each.
     """
 
     def __init__(
@@ -114,15 +115,13 @@ class EdgeTable:
         columns = {"source": index_dtype(max(source.num_nodes[t] for t in self.ends[:, 0]))}
         count = int(self.first_edges[-1])
         self.shuffle = Shuffle(writers, spill, self.keys[:: len(relations)], count, columns, arrays)
+        source_type = self.ends[0, 0]
+        of_type = numbering.offsets[source_type], source.num_nodes[source_type]
+        self.degrees = Shuffle(writers, spill, *of_type, {"degree": np.int64})
 
     def places(self, edges: Array) -> I64:
         """Return int64[n], the place of the relation of each edge of the table."""
         return np.searchsorted(self.first_edges, edges, side="right") - 1
-
-    def parts_and_places(self, keys: Array) -> tuple[I64, I64]:
-        """Return int64[n] twice, the part of each key, and the place of its relation."""
-        at: I64 = np.searchsorted(self.keys[:-1], keys, side="right") - 1
-        return at // len(self.relations), at % len(self.relations)
 
 
 class Arrivals:
@@ -133,7 +132,6 @@ class Arrivals:
     Attributes (besides ``source`` and ``numbering``):
         parts: a range; this rank writes those that are not done.
         nodes: the nodes of each type; their numbers are original ids.
-        degrees: the same of each relation that has tables of its own, with the "degree" of each source.
         tables: the edges; numbers are positions in the table.
         counts: int64[parts, relations], the edges of all parts, and ``cut``, how many come from other parts.
     """
@@ -151,11 +149,6 @@ class Arrivals:
         ]
         groups = ([list(source.shared)] if source.shared else []) + [[r] for r in source.own]
         self.tables = [EdgeTable(source, relations, numbering, writers, spill) for relations in groups]
-        sources = {r: source.schema.ends(r)[0] for r in source.own}
-        self.degrees = {
-            r: Shuffle(writers, spill, offsets[t], source.num_nodes[t], {"degree": np.int64})
-            for r, t in sources.items()
-        }
         self.counts: I64 = np.zeros((len(done), len(source.edges)), np.int64)
         self.cut = 0
 
@@ -169,8 +162,8 @@ class Arrivals:
         for table in self.tables:
             degrees = np.zeros(len(self.numbering.new_ids), np.int64)
             done = self._send_edges(table, degrees, progress, done)
-            for relation in table.relations if len(table.relations) == 1 else ():
-                self._send_nodes(self.degrees[relation], int(table.ends[0, 0]), degree=degrees)
+            if len(table.relations) == 1:
+                self._send_nodes(table.degrees, int(table.ends[0, 0]), degree=degrees)
         self.counts = exchange.total(self.counts)
         self.cut = exchange.sum_of(self.cut)
         progress("relabel edges", done, done)

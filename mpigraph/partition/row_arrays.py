@@ -7,9 +7,7 @@ dense or converted as a whole. An array that knows the file that it was read fro
 """
 
 import mmap
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
+from mpigraph.storage.contents import overlaps
 
 _CHUNK = 1 << 20  # rows
 _REAL = "biuf"  # kinds of dtypes
@@ -77,6 +76,10 @@ class DerivedRows:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def place(self, row: int) -> str:
+        """Return the file and row of the first source."""
+        return place_of(self.sources[0], row) if self.sources else ""
+
 
 class MadeRows(DerivedRows):
     """Rows that a function makes from rows of other arrays.
@@ -105,10 +108,6 @@ class MadeRows(DerivedRows):
         except RowError as error:
             row = int(range(len(self))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
             raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
-
-    def place(self, row: int) -> str:
-        """Return the file and row of the first array."""
-        return place_of(self.sources[0], row)
 
 
 class CastRows(MadeRows):
@@ -286,41 +285,32 @@ class Concatenated(DerivedRows):
             if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
                 rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
                 raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
-        self._ends = list(accumulate(map(len, sources)))
-        self._begins: I64 = np.array([0, *self._ends[:-1]], np.int64)
-        super().__init__(tuple(sources), (self._ends[-1], *first.shape[1:]), first.dtype)
+        self._offsets: I64 = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
+        super().__init__(tuple(sources), (int(self._offsets[-1]), *first.shape[1:]), first.dtype)
 
     def __getitem__(self, rows: Any) -> Array:
-        if isinstance(rows, slice):
-            return self._range(*rows.indices(len(self)))
-        rows = np.asarray(rows)
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            begin, end, _ = rows.indices(len(self))
+            copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+            at = 0
+            for chunk, first, last in overlaps(self._offsets, begin, end):
+                copied[at : at + last - first] = self.sources[chunk][first:last]
+                at += last - first
+            return copied
+        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
         copied = np.empty((len(rows), *self.shape[1:]), self.dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        bounds = np.searchsorted(ascending, [0, *self._ends])
+        bounds = np.searchsorted(ascending, self._offsets)
         for chunk in np.flatnonzero(np.diff(bounds)).tolist():
             here = slice(bounds[chunk], bounds[chunk + 1])
-            copied[order[here]] = self.sources[chunk][ascending[here] - self._begins[chunk]]
+            copied[order[here]] = self.sources[chunk][ascending[here] - self._offsets[chunk]]
         return copied
 
     def place(self, row: int) -> str:
         """File and row of a row, counted in its own chunk."""
-        chunk = bisect_right(self._ends, row)
-        return place_of(self.sources[chunk], row - int(self._begins[chunk]))
-
-    def _range(self, begin: int, end: int, step: int) -> Array:
-        if step != 1:
-            return self[np.arange(begin, end, step)]
-        copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
-        done = 0
-        chunk = bisect_right(self._ends, begin)
-        while done < len(copied):
-            first = begin + done - int(self._begins[chunk])
-            rows = self.sources[chunk][first : first + len(copied) - done]
-            copied[done : done + len(rows)] = rows
-            done += len(rows)
-            chunk += 1
-        return copied
+        chunk = int(np.searchsorted(self._offsets, row, side="right")) - 1
+        return place_of(self.sources[chunk], row - int(self._offsets[chunk]))
 
 
 class NamedRows(MadeRows):

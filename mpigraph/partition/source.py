@@ -181,12 +181,27 @@ class GraphSource:
             GraphDataError: names the file and its row where they are known, the relation, the first bad edge and why.
         """
         counts = self.of_edges(np.array(self.num_nodes, np.int64)[self.schema.all_ends], first, len(src))
-        bad = (src < 0) | (src >= counts[:, 0]) | (dst < 0) | (dst >= counts[:, 1])
-        begin, end = self._relations_of(first, len(src))
-        for relation in range(begin, end) if bad.any() else [r for r in self._with_times if begin <= r < end]:
-            low, high = (self.first_edges[relation : relation + 2].clip(first, first + len(src)) - first).tolist()
-            number = first + low - int(self.first_edges[relation])
-            self._check_relation(relation, number, src[low:high], dst[low:high])
+        for side, ids in enumerate((src, dst)):
+            bad = np.flatnonzero((ids < 0) | (ids >= counts[:, side]))
+            if len(bad):
+                at = first + int(bad[0])
+                relation = int(np.searchsorted(self.first_edges, at, side="right")) - 1
+                self._refuse(relation, at - int(self.first_edges[relation]), side)
+        for relation in self._with_times:
+            name = self.schema.relations[relation]
+            low, high = self.first_edges[relation : relation + 2].clip(first, first + len(src)).tolist()
+            if low < high:
+                rows = slice(*(np.array([low, high]) - self.first_edges[relation]).tolist())
+                times = self.edge_feats[relation_key(name)][_TIMES].values
+                self._check_values(f"edge {{}} of {name}", _TIMES, times, rows.start, rows.stop)
+
+    def _refuse(self, relation: int, number: int, side: int) -> None:
+        """Raise GraphDataError: the source (side 0) or destination (1) of an edge of a relation does not exist."""
+        ids = self.edges[relation][side]
+        what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
+        what += f"{ids[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
+        count = self.num_nodes[self.schema.ends(relation)[side]]
+        raise GraphDataError(f"{self._origin(ids, number)}{what}{count} nodes")
 
     def _relations_of(self, first: int, count: int) -> tuple[int, int]:
         """Return the first relation of ``count`` edges, from ``first`` of all on, and the one behind the last.
@@ -204,21 +219,6 @@ class GraphSource:
             return []
         keys = enumerate(map(relation_key, self.schema.relations))
         return [r for r, key in keys if _TIMES in self.edge_feats.get(key, ())]
-
-    def _check_relation(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
-        relation = self.schema.relations[relation_id]
-        names = ("source", "destination")
-        ntype_ids = self.schema.ends(relation_id)
-        for end, whole, ids, ntype_id in zip(names, self.edges[relation_id], (src, dst), ntype_ids, strict=True):
-            count = self.num_nodes[ntype_id]
-            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
-                bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-                end_id = whole[first + bad : first + bad + 1][0]  # uint64 may exceed int64
-                text = f"edge {first + bad} of {relation} has {end} {end_id}, but that node type has {count} nodes"
-                raise GraphDataError(self._origin(whole, first + bad) + text)
-        times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
-        if times is not None:
-            self._check_values(f"edge {{}} of {relation}", _TIMES, times.values, first, first + len(src))
 
     def check_nodes(self, rank: int = 0, ranks: int = 1) -> None:
         """Check times, labels and masks of nodes, before work that takes long; ranks divide the rows.
@@ -263,28 +263,25 @@ def joined_rows(arrays: Sequence[RowArray]) -> RowArray:
     return concatenated(arrays)
 
 
-def all_edges(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
-    """Yield as :func:`edge_chunks` does, of all relations."""
-    if source.edges:
-        yield from edge_chunks(source, range(len(source.edges)), rank, ranks)
-
-
 def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[I64, I64]]:
-    """Yield the ends in :func:`all_edges` as numbers among the nodes of all types."""
+    """Yield the ends in :func:`edge_chunks` of all relations as numbers among the nodes of all types."""
     bases = source.node_bases[source.schema.all_ends]
-    for first, src, dst in all_edges(source, rank, ranks):
+    for first, src, dst in edge_chunks(source, None, rank, ranks):
         of_edges = source.of_edges(bases, first, len(src))
         yield src + of_edges[:, 0], dst + of_edges[:, 1]
 
 
 def edge_chunks(
-    source: GraphSource, relations: Sequence[int], rank: int = 0, ranks: int = 1
+    source: GraphSource, relations: Sequence[int] | None = None, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[int, I64, I64]]:
     """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK], of relations, one after the other.
 
+    Of all relations by default.
+
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
-    src, dst = (joined_rows([source.edges[r][end] for r in relations]) for end in (0, 1))
+    edges = source.edges if relations is None else [source.edges[r] for r in relations]
+    src, dst = map(joined_rows, zip(*edges, strict=True)) if edges else [np.empty(0, np.int64)] * 2
     size = EDGES_PER_CHUNK
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
         first = min(begin + size * rank, len(src))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from interrupted import state
 from jobs import clean_environment, mpiexec, run, run_job, warm_python
 from typed_parts import check_equal
 
@@ -176,9 +177,3 @@ def test_a_run_that_is_killed_in_any_stage_goes_on(data: Path, tmp_path: Path, m
         assert state(out, complete) == before, stage
         check_equal(tmp_path / "wanted", out)
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
-
-
-def state(out: Path, parts: list[str]) -> dict[Path, tuple[int, int]]:
-    """Return inodes and times, which change if a file of these parts is written again."""
-    files = [path for part in parts for path in (out / f"part{part}").iterdir()]
-    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}

@@ -1,7 +1,6 @@
 """Resuming an interrupted run: complete parts are verified, and not written again."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from interrupted import interrupt, state
 from typed_parts import check_equal, typed_source
 
 import mpigraph
@@ -40,27 +40,6 @@ class Killed(NamedTuple):
     def cut(self, source: GraphSource | None = None, **options: object) -> None:
         arguments: dict[str, object] = {"part_method": "random", "resume": True} | options
         partition_source(source or self.source, "g", PARTS, self.out, **arguments)
-
-
-def state(folder: Path, parts: range = range(COMPLETE)) -> dict[Path, tuple[int, int]]:
-    """Return inodes and times, which change if a part's files are written again."""
-    files = [path for part in parts for path in (folder / f"part{part}").iterdir()]
-    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
-
-
-def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, cut: Callable[[], object]) -> None:
-    """End a run where it begins to write its part number ``at``."""
-    write = PartWriter.write
-
-    def until(writer: PartWriter, part: int) -> object:
-        if part == at:
-            raise KeyboardInterrupt
-        return write(writer, part)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PartWriter, "write", until)
-        with pytest.raises(KeyboardInterrupt):
-            cut()
 
 
 @pytest.fixture(scope="module")

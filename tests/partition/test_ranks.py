@@ -173,43 +173,39 @@ def test_an_error_is_raised_on_every_rank(comm: MPI.Intracomm, monkeypatch) -> N
 
 @pytest.mark.parametrize("comm", [2, 3], indirect=True)
 def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
-    last = comm.rank == comm.size - 1
-    same = {"graph_name": "g", "num_parts": 2, "part_method": "random", "seed": 0, "balance_edges": False}
+    last = comm.size - 1
+
+    def cut(folder: Path, graph: GraphSource, **options: object) -> None:
+        options = {"num_parts": 2, "part_method": "random", "exchange": MPIExchange(comm)} | options
+        partition_source(graph, options.pop("graph_name", "g"), out_path=folder / "out", **options)
+
     rest = {"graph_name": "h", "num_parts": 3, "part_method": "multilevel", "seed": 1, "balance_edges": True}
+    graphs = {
+        "nodes and edges:": skewed(51, 200), "nodes and edges: ": skewed(50, 201), "types:": typed_source(),
+        "features:": replace(skewed(50, 200), node_feats={}),
+    }  # fmt: skip
+    rows = ["sources of", "destinations of", "node feature 'id'", "edge feature 'ends'"]
+    rows += ["balance classes", "the assignment"]
     with shared_folder(comm) as folder:
         for name, other in rest.items():
-            arguments = same | ({name: other} if last else {})
-            with pytest.raises(CollectiveError, match="differ from those of rank 0"):
-                partition_source(skewed(50, 200), out_path=folder / name, exchange=MPIExchange(comm), **arguments)
-        for graph in (skewed(51, 200), skewed(50, 201), replace(skewed(50, 200), node_feats={})):
-            with pytest.raises(CollectiveError, match="(numbers of nodes and edges|features) of rank . differ"):
-                own = graph if last else skewed(50, 200)
-                partition_source(own, out_path=folder / "graph", exchange=MPIExchange(comm), **same)
-        graph = typed_source() if last else skewed(50, 200)
-        with pytest.raises(CollectiveError, match=r"types of rank . differ"):
-            partition_source(graph, out_path=folder / "types", exchange=MPIExchange(comm), **same)
-        g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
-        with pytest.raises(InvalidArgumentError, match=f"on rank {comm.size - 1}: num_parts must be an integer >= 1"):
-            mpigraph.distributed.partition_graph(g, "g", 0 if last else 2, folder / "bad", comm=comm)
-        mpigraph.distributed.partition_graph(g, "g", 2, folder / "good", comm=comm)
-        comm.Barrier()
-        assert (folder / "good" / "g.json").exists()
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_copies_with_other_values_are_told(comm: MPI.Intracomm) -> None:
-    names = ["sources of", "destinations of", "node feature 'id'", "edge feature 'ends'"]
-    names += ["balance classes", "the assignment"]
-    with shared_folder(comm) as folder:
-        for number, name in enumerate(names):
+            own = {name: other} if comm.rank == last else {}
+            with pytest.raises(CollectiveError, match=r"these differ:\n  (graph_name|the method): .*; .* on rank"):
+                cut(folder, skewed(50, 200), **own)
+        for name, graph in graphs.items():
+            with pytest.raises(CollectiveError, match=f"\n  {name.strip()} .*; .* on rank {last}"):
+                cut(folder, graph if comm.rank == last else skewed(50, 200))
+        for number, name in enumerate(rows):  # of graphs of the same form
             graph = skewed(50, 200)
             classes = np.zeros(50, np.int64)
             assignment = np.zeros(50, np.int64)
             features = (graph.node_feats["_N"]["id"].values, graph.edge_feats["_N:_E:_N"]["ends"].values)
-            if comm.rank:
+            if comm.rank == last:
                 (*graph.edges[0], *features, classes, assignment)[number][-1] ^= 1
-            with pytest.raises(CollectiveError, match=f"{name}.* of rank 1 differ from those of rank 0"):
-                partition_source(
-                    graph, "g", 2, folder / "out", "given", balance_classes={"_N": classes}, assignment=assignment,
-                    exchange=MPIExchange(comm),
-                )  # fmt: skip
+            with pytest.raises(CollectiveError, match=f"\n  rows of {name}.*; .* on rank {last}"):
+                cut(folder, graph, part_method="given", balance_classes={"_N": classes}, assignment=assignment)
+        g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
+        with pytest.raises(InvalidArgumentError, match=f"on rank {last}: num_parts must be an integer >= 1"):
+            mpigraph.distributed.partition_graph(g, "g", 0 if comm.rank == last else 2, folder / "bad", comm=comm)
+        mpigraph.distributed.partition_graph(g, "g", 2, folder / "good", comm=comm)
+        comm.Barrier()
+        assert (folder / "good" / "g.json").exists()

@@ -5,7 +5,7 @@ from typed_parts import check_round_trip
 
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import mapping_of, numpy_under
-from mpigraph.partition.source import all_edges
+from mpigraph.partition.source import edge_chunks
 
 
 def rows(values):
@@ -37,7 +37,7 @@ def bytes_in_memory(source):
 
 def check_all(source):
     """What one rank checks of a whole graph before it is cut."""
-    for first, src, dst in all_edges(source):
+    for first, src, dst in edge_chunks(source):
         source.check_edges(first, src, dst)
     source.check_nodes()
 

@@ -5,7 +5,8 @@ weight w with probability min(1, w / t), with weight max(w, t), which leaves the
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,21 +17,16 @@ from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
-from mpigraph.partition.assigning import ROUND_BYTES, Criteria, Method, Task, Workload, limits, loads_of
-from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.metis import Adjacency, call_metis
+from mpigraph.partition.assigning import ROUND_BYTES, Method, Task, Workload, limits, loads_of
+from mpigraph.partition.metis import call_metis
 from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import FEW_RANKS, Level, hashes, level_of_edges
+from mpigraph.partition.multilevel.dist_csr import FEW_RANKS, Level, finest_level, hashes
+from mpigraph.partition.multilevel.loops import Rows
 from mpigraph.partition.multilevel.refinement import Effort, refine, violation
-from mpigraph.partition.source import all_edges_among_nodes
-from mpigraph.partition.spill import Scratch
 
 _AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 _CAP = 7  # mean weights at the target
 _READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time has passed by then, about
-
-Report = Callable[[float], None]
-"""Gets the approximate fraction of the work that is done."""
 
 
 class Coarsening(NamedTuple):
@@ -45,93 +41,48 @@ class Coarsening(NamedTuple):
 
 
 @collective("ranks")
-def assign(
-    exchange: Exchange,
-    bounds: I64,
-    edges: Iterable[tuple[I64, I64]],
-    weights: I32,
-    num_parts: int,
-    *,
-    seed: int = 0,
-    both_ways: bool = False,
-    scratch: Scratch | None = None,
-    coarsening: Coarsening = Coarsening(),  # noqa: B008  immutable
-    report: Report = lambda fraction: None,
-) -> I32:
-    """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
+def assign(task: Task, coarsening: Coarsening = Coarsening()) -> I32:  # noqa: B008  immutable
+    """Assign every node to a part: few edges cut, every criterion spread evenly; all relations count alike.
 
     Args:
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the nodes that each rank owns.
-        edges: this rank's share, in chunks: ``(src, dst)`` int64[k] each.
-        weights: int32[own nodes, criteria], >= 0.
-        num_parts: number of parts, >= 1; may exceed the number of nodes.
-        seed: equal seeds give equal assignments.
-        both_ways: the reverse of every edge is among the edges of some rank, so that none is to be added.
-        scratch: for temporary files.
+        task: what to assign; the number of parts may exceed that of nodes.
         coarsening: the end of clustering.
-        report: gets the progress.
 
     Returns:
-        int32[own nodes].
+        int32[own nodes], the parts that one rank would choose.
 
     Raises:
         InvalidArgumentError: there are too many nodes for one rank; on every rank.
     """
-    if np.diff(bounds).max() >= 2**31:
-        raise InvalidArgumentError(f"a rank holds less than 2**31 nodes (got {np.diff(bounds).max()}): take more ranks")
-    total = int(bounds[-1])
-    if num_parts == 1 or total == 0:
+    exchange, num_parts, seed = task.exchange, task.num_parts, task.seed
+    most = int(np.diff(task.bounds).max())
+    if most >= 2**31:
+        raise InvalidArgumentError(f"a rank holds less than 2**31 nodes (got {most}): take more ranks")
+    weights = task.weights
+    if num_parts == 1 or task.num_nodes == 0:
         return np.zeros(len(weights), np.int32)
     totals = exchange.total(weights.sum(axis=0))
     within = limits(totals, num_parts, _AIM)
-    target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
+    target = max(coarsening.least, int(task.num_nodes * coarsening.fraction), coarsening.of_parts * num_parts)
     caps = np.clip(_CAP * totals // target, 2, 2**31 - 1)
-    scratch = scratch or Scratch()
-    level = level_of_edges(exchange, bounds, edges, weights, scratch, both_ways)
+    level = finest_level(replace(task, report=lambda fraction: task.report(_READ * fraction)))
     give_back()
-    level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch, report)
-    report(_COARSENED)
+    level, ways_back = _coarsest(task, level, caps, target, coarsening)
+    task.report(_COARSENED)
     parts = initial_parts(level, num_parts, within, seed)
     give_back()
-    report(_CUT)
+    task.report(_CUT)
     criteria = int(np.count_nonzero(totals))
-    sizes = [len(finer.indices) for finer, _ in ways_back] + [len(level.indices)]
+    sizes = [len(finer.rows.indices) for finer, _ in ways_back] + [len(level.rows.indices)]
     for depth in reversed(range(len(ways_back) + 1)):
         if depth < len(ways_back):
             level, descent = ways_back.pop()
             parts = descent.project(parts)
             del descent
         parts = refine(level, parts, num_parts, within, _effort(depth, criteria), seed + depth, depth == 0)
-        report(_CUT + (1 - _CUT) * sum(sizes[depth:]) / max(sum(sizes), 1))
+        task.report(_CUT + (1 - _CUT) * sum(sizes[depth:]) / max(sum(sizes), 1))
     give_back()
     return parts[: len(weights)]
-
-
-@collective("ranks")
-def _assign(task: Task) -> I32:
-    """Assign the nodes of all types: int32[own nodes]. All relations count alike.
-
-    Criteria are replaced by views of the one array that is worked with, to save memory.
-    """
-    weights = np.empty((task.own.stop - task.own.start, len(task.criteria)), np.int32)
-    for number, name in enumerate(task.criteria):
-        weights[:, number] = task.criteria[name]
-        task.criteria[name] = weights[:, number]
-    return assign(
-        task.exchange, task.bounds, _all_edges(task), weights, task.num_parts,
-        seed=task.seed, both_ways=task.both_ways, scratch=task.scratch, report=task.report,
-    )  # fmt: skip
-
-
-def _all_edges(task: Task) -> Iterator[tuple[I64, I64]]:
-    """Yield this rank's chunks of all relations, in ids of all nodes."""
-    total = sum(task.source.edge_counts)
-    done = 0
-    for src, dst in all_edges_among_nodes(task.source, task.exchange.rank, task.exchange.size):
-        task.report(_READ * min(done / total, 1.0))
-        done += len(src) * task.exchange.size
-        yield src, dst
 
 
 def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
@@ -147,11 +98,11 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
     return max(clustering, coarsest), edges * (28 if mapping else 16)
 
 
-MULTILEVEL = Method(_assign, _memory, objectives=("cut",), maps=True, reports=True)
+MULTILEVEL = Method(assign, _memory, objectives=("cut",), maps=True, reports=True)
 
 
 def _coarsest(
-    level: Level, caps: I64, target: int, coarsening: Coarsening, seed: int, scratch: Scratch, report: Report
+    task: Task, level: Level, caps: I64, target: int, coarsening: Coarsening
 ) -> tuple[Level, list[tuple[Level, Descent]]]:
     """Return the coarsest level, and the ways back with the finer levels, the finest first."""
     ways_back: list[tuple[Level, Descent]] = []
@@ -159,20 +110,20 @@ def _coarsest(
     count = exchange.sum_of(level.num_own)
     first = count
     while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
-        clusters = find_clusters(level, caps, target, seed + len(ways_back))
+        clusters = find_clusters(level, caps, target, task.seed + len(ways_back))
         give_back()
         before = count
-        report(_READ + (_COARSENED - _READ) * min((first - count) / (first - target), 1.0))
+        task.report(_READ + (_COARSENED - _READ) * min((first - count) / (first - target), 1.0))
         count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
         if count > 0.95 * before:
             break
-        coarse, descent = contract(level, clusters, scratch)
+        coarse, descent = contract(level, clusters, task.scratch)
         del clusters
-        ways_back.append((level.parked(scratch), descent.parked(scratch)))
+        ways_back.append((level.parked(task.scratch), descent.parked(task.scratch)))
         del descent
         level = coarse
         give_back()
-        get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))
+        get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.rows.indices))
     level.table.close()
     return level, ways_back
 
@@ -224,7 +175,7 @@ def _sample(level: Level, seed: int) -> I64:
     """Choose edges for METIS: int64[k, 3], keys of both ends and weight."""
     exchange = level.exchange
     threshold = 1
-    if exchange.sum_of(len(level.indices)) > _MAX_EDGES:
+    if exchange.sum_of(len(level.rows.indices)) > _MAX_EDGES:
         histogram = np.zeros(_HEAVY + 1, np.int64)
         for _, _, weights in _edges(level):
             histogram += np.bincount(np.minimum(weights, _HEAVY), minlength=_HEAVY + 1)
@@ -241,13 +192,14 @@ def _sample(level: Level, seed: int) -> I64:
 def _edges(level: Level) -> Iterator[tuple[I64, I64, I64]]:
     """Yield chunks of this rank's edges: keys of both ends, and weights."""
     first = 0
+    indptr, indices, of_edges = level.rows
     while first < level.num_own:
-        after = int(np.searchsorted(level.indptr, level.indptr[first] + _CHUNK, side="right"))
+        after = int(np.searchsorted(indptr, indptr[first] + _CHUNK, side="right"))
         last = min(max(after - 1, first + 1), level.num_own)
-        entries = slice(int(level.indptr[first]), int(level.indptr[last]))
-        src = np.repeat(level.keys[first:last], np.diff(level.indptr[first : last + 1]))
-        dst = level.keys[level.indices[entries]]
-        weights = level.edge_weights[entries] if len(level.edge_weights) else np.ones(len(src), np.int32)
+        entries = slice(int(indptr[first]), int(indptr[last]))
+        src = np.repeat(level.keys[first:last], np.diff(indptr[first : last + 1]))
+        dst = level.keys[indices[entries]]
+        weights = of_edges[entries] if len(of_edges) else np.ones(len(src), np.int32)
         yield src, dst, weights.astype(np.int64)
         first = last
 
@@ -274,27 +226,25 @@ def _cut(nodes: I64, sample: list[I64], num_parts: int, within: I64, seed: int) 
     best = spread(weights, keys, num_parts, seed)
     if len(nodes) <= num_parts or len(sample[0]) == 0:
         return best
-    adjacency, edge_weights = _rows_of(keys, sample.pop())
-    criteria: Criteria = {str(i): column for i, column in enumerate(weights.T) if column.sum() >= 10 * num_parts}
+    rows = _rows_of(keys, sample.pop())
     best_value = (float("inf"), 0)
     for attempt in range(_ATTEMPTS if num_parts <= _MAX_BISECTED else 1):
         try:
             seed_there = int(combine(seed, 9, attempt)) >> 33
-            parts = call_metis(adjacency, num_parts, criteria, seed_there, edge_weights=edge_weights)
+            parts = call_metis(rows, num_parts, weights, seed_there)
         except PartitionError as error:  # happens with several criteria: the even spread is refined
             get_logger().info("initial parts: %s", error)
             continue
-        loads = loads_of({str(i): column for i, column in enumerate(weights.T)}, parts, num_parts)
-        cut = np.repeat(parts, np.diff(adjacency.indptr)) != parts[adjacency.indices]
-        value = violation(loads, within), int(edge_weights[cut].sum())
+        cut = np.repeat(parts, np.diff(rows.indptr)) != parts[rows.indices]
+        value = violation(loads_of(weights, parts, num_parts), within), int(rows.weights[cut].sum())
         if value < best_value:
             best = parts
             best_value = value
     return best
 
 
-def _rows_of(keys: I64, edges: I64) -> tuple[Adjacency, I64]:
-    """Return adjacency and edge weights in an order that depends on keys alone, since METIS's result depends on it."""
+def _rows_of(keys: I64, edges: I64) -> Rows:
+    """Return edges as rows in an order that depends on keys alone, since METIS's result depends on it."""
     pairs = np.searchsorted(keys, edges[:, 0]) * len(keys)
     pairs += np.searchsorted(keys, edges[:, 1])
     order = np.argsort(pairs)
@@ -304,4 +254,4 @@ def _rows_of(keys: I64, edges: I64) -> tuple[Adjacency, I64]:
     del order
     indptr = np.searchsorted(pairs, np.arange(len(keys) + 1) * len(keys))
     pairs %= len(keys)
-    return Adjacency(indptr.astype(np.int64), pairs), edge_weights
+    return Rows(indptr.astype(np.int64), pairs, edge_weights)

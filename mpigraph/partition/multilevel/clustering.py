@@ -18,6 +18,9 @@ from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable, hashes
 from mpigraph.partition.multilevel.loops import (
+    Clusters,
+    Rows,
+    Sums,
     accept_in_order,
     add_rows,
     favourite_labels,
@@ -61,7 +64,7 @@ class _Clusters:
         loads: int32[clusters, criteria], the weight of each known cluster.
         members: int32[n], the number of nodes of each cluster that began with an own node.
         mirror: keeps copies of remote clusters up to date.
-        rating: int32[clusters], zeros, and ``touched`` int32[clusters]: working memory of kernels.
+        sums: working memory of kernels.
     """
 
     @collective("ranks")
@@ -78,8 +81,12 @@ class _Clusters:
         positions, values = self.mirror.update(None, level.weights)
         self.loads[positions] = values
         self.members = np.ones(own, np.int32)
-        self.rating = np.zeros(level.num_nodes, np.int32)
-        self.touched = np.empty(level.num_nodes, np.int32)
+        self.sums = _sums_of(level.num_nodes)
+
+    @property
+    def known(self) -> Clusters:
+        """All clusters that this rank knows."""
+        return Clusters(self.labels, self.table.keys, self.loads, self.sums)
 
     @collective("ranks")
     def count(self) -> int:
@@ -93,10 +100,7 @@ class _Clusters:
         nodes = np.empty(level.num_own, np.int32)
         labels = np.empty(level.num_own, np.int32)
         salt = combine(self._seed, 1, turn // _TURNS)
-        count = propose_labels(
-            level.indptr, level.indices, level.edge_weights, level.weights, self.labels, self.table.keys,
-            self.loads, self._caps, turn % _TURNS, salt, self.rating, self.touched, nodes, labels,
-        )  # fmt: skip
+        count = propose_labels(level.graph, self.known, self._caps, turn % _TURNS, salt, nodes, labels)
         nodes = nodes[:count]
         labels = labels[:count]
         keys = self.table.keys
@@ -157,10 +161,9 @@ class _Clusters:
         own_loads = self.loads[: self._level.num_own]
         loads = self.mirror.follow(keys, np.arange(known, known + len(keys), dtype=np.int32), own_loads)
         if len(keys):
-            del self.rating, self.touched  # before there are two copies of the loads
+            del self.sums  # before there are two copies of the loads
             self.loads = np.concatenate([self.loads, loads])
-            self.rating = np.zeros(len(self.loads), np.int32)
-            self.touched = np.empty(len(self.loads), np.int32)
+            self.sums = _sums_of(len(self.loads))
 
     @collective("ranks")
     def pack(self) -> None:
@@ -172,10 +175,7 @@ class _Clusters:
         favourites = np.empty(len(alone), np.int32)
         salt = combine(self._seed, 3)
         keys = self.table.keys
-        favourite_labels(
-            level.indptr, level.indices, level.edge_weights, alone, self.labels, keys, salt,
-            self.rating, self.touched, favourites,
-        )  # fmt: skip
+        favourite_labels(level.rows, self.known, alone, salt, favourites)
         alone = alone[favourites != -1]
         favourites = favourites[favourites != -1]
         isolated = favourites == -2
@@ -215,6 +215,10 @@ class _Clusters:
         leaders = np.empty(len(came), np.int64)
         leaders[order] = came[order, 1][first]
         return leaders
+
+
+def _sums_of(count: int) -> Sums:
+    return Sums(np.zeros(count, np.int32), np.empty(count, np.int32))
 
 
 _ENTRIES_PER_ROUND = 1 << 20
@@ -266,14 +270,13 @@ def contract(level: Level, clusters: _Clusters, scratch: Scratch) -> tuple[Level
     if exchange.size == 1:
         number = np.full(own, -1, np.int32)
         number[leaders] = np.arange(len(leaders))
-        indptr, indices, edge_weights = merging.rows(0, merging.num_rows)
-        for begin in range(0, len(indices), _ENTRIES_PER_ROUND):
+        rows = merging.rows(0, merging.num_rows)
+        for begin in range(0, len(rows.indices), _ENTRIES_PER_ROUND):
             chunk = slice(begin, begin + _ENTRIES_PER_ROUND)
-            indices[chunk] = number[indices[chunk]]
+            rows.indices[chunk] = number[rows.indices[chunk]]
     else:
-        indptr, indices, edge_weights = _assembled(merging, table, len(leaders), scratch)
-    bounds = level.ghosts.bounds
-    return Level.of_rows(exchange, bounds, table, indptr, indices, edge_weights, weights), descent
+        rows = _assembled(merging, table, len(leaders), scratch)
+    return Level.of_rows(exchange, level.ghosts.bounds, table, rows, weights), descent
 
 
 class _Merging:
@@ -290,7 +293,7 @@ class _Merging:
         self.level = level
         self._clusters = clusters
         self._scratch = scratch
-        degrees = np.diff(level.indptr).astype(np.int32)[self._order]
+        degrees = np.diff(level.rows.indptr).astype(np.int32)[self._order]
         sizes = np.add.reduceat(degrees, begins, dtype=np.int64) if len(begins) else begins
         self._sizes = np.append(0, np.cumsum(sizes))  # before merging
 
@@ -304,32 +307,36 @@ class _Merging:
         last = int(np.searchsorted(self._sizes, self._sizes[first] + entries, side="right")) - 1
         return min(max(last, first + 1), self.num_rows)
 
-    def rows(self, first: int, last: int) -> tuple[I64, I32, I32]:
-        """Return indptr int64[rows + 1], labels and weights int32[m] of a range of rows."""
-        most = int(self._sizes[last] - self._sizes[first])
-        indptr = np.zeros(last - first + 1, np.int64)
-        labels = self._scratch.empty(most, np.int32)  # unused pages are never touched
-        weights = self._scratch.empty(most, np.int32)
-        level = self.level
-        end = merge_rows(
-            self._order, self._bounds[first : last + 1], level.indptr, level.indices, level.edge_weights,
-            self._clusters.labels, self._labels[first:last], self._clusters.rating,
-            self._clusters.touched, indptr, labels, weights, 0,
-        )  # fmt: skip
-        return indptr, labels[:end], weights[:end]
+    def rows(self, first: int, last: int) -> Rows:
+        """Return a range of rows, whose indices are labels."""
+        merged = _empty_rows(last - first, int(self._sizes[last] - self._sizes[first]), self._scratch)
+        bounds = self._bounds[first : last + 1]
+        labels = self._clusters.labels
+        own = self._labels[first:last]
+        end = merge_rows(self._order, bounds, self.level.rows, labels, own, self._clusters.sums, merged, 0)
+        return _cut_off(merged, end)
 
     def edges(self, first: int, last: int) -> Array:
         """Return int[m, 3] of a range of rows: the keys of both clusters, and the weight."""
         known = self._clusters.table.keys
-        indptr, labels, weights = self.rows(first, last)
-        edges = np.empty((len(labels), 3), known.dtype)
-        edges[:, 0] = np.repeat(known[self._labels[first:last]], np.diff(indptr))
-        edges[:, 1] = known[labels]
-        edges[:, 2] = weights
+        rows = self.rows(first, last)
+        edges = np.empty((len(rows.indices), 3), known.dtype)
+        edges[:, 0] = np.repeat(known[self._labels[first:last]], np.diff(rows.indptr))
+        edges[:, 1] = known[rows.indices]
+        edges[:, 2] = rows.weights
         return edges
 
 
-def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> tuple[I64, I32, I32]:
+def _empty_rows(count: int, most: int, scratch: Scratch) -> Rows:
+    """Return rows to be filled; pages of unused entries are never touched."""
+    return Rows(np.zeros(count + 1, np.int64), scratch.empty(most, np.int32), scratch.empty(most, np.int32))
+
+
+def _cut_off(rows: Rows, end: int) -> Rows:
+    return Rows(rows.indptr, rows.indices[:end], rows.weights[:end])
+
+
+def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> Rows:
     """Send merged rows to the owners of their clusters, in rounds, and join rows from several ranks."""
     level = merging.level
     arrived = MatrixSpill(scratch, num_rows, 3, np.int32)
@@ -345,17 +352,13 @@ def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scra
         local[:, 2] = came[:, 2]
         arrived.add(local)
     del merging
-    indptr = np.zeros(num_rows + 1, np.int64)
-    indices = scratch.empty(arrived.num_entries, np.int32)
-    weights = scratch.empty(arrived.num_entries, np.int32)
+    joined = _empty_rows(num_rows, arrived.num_entries, scratch)
     identity = np.arange(len(table.keys), dtype=np.int32)
-    rating = np.zeros(len(identity), np.int32)
-    touched = np.empty(len(identity), np.int32)
+    sums = _sums_of(len(identity))
     at = 0
-    for begin, end, starts, (labels, values) in arrived.take():
+    for begin, end, starts, of_edges in arrived.take():
         every = np.arange(end - begin)
-        at = merge_rows(
-            every, np.arange(len(every) + 1), starts, labels, values, identity, every + begin,
-            rating, touched, indptr[begin : end + 1], indices, weights, at,
-        )  # fmt: skip
-    return indptr, indices[:at], weights[:at]
+        out = joined._replace(indptr=joined.indptr[begin : end + 1])
+        bounds = np.arange(len(every) + 1)
+        at = merge_rows(every, bounds, Rows(starts, *of_edges), identity, every + begin, sums, out, at)
+    return _cut_off(joined, at)

@@ -3,7 +3,7 @@
 Local ids count the own nodes first, by ascending key, then the ghosts.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,8 +11,11 @@ import numpy as np
 from mpigraph.arrays import I32, I64, U64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.compact import LocalIds
+from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.loops import distinct_in_rows
+from mpigraph.partition.multilevel.loops import Graph, Rows
+from mpigraph.partition.source import all_edges_among_nodes
 from mpigraph.partition.spill import MatrixSpill, Scratch
 from mpigraph.storage.format import index_dtype
 
@@ -173,9 +176,7 @@ class Level:
 
     table: NodeTable  # positions of own nodes and ghosts, and perhaps of other nodes behind them
     num_nodes: int  # n + ghosts
-    indptr: I64  # int64[n + 1]
-    indices: I32  # int32[m], local ids
-    edge_weights: I32  # int32[m], or empty: all 1
+    rows: Rows  # of the own nodes
     weights: I32  # int32[n, criteria]
     ghosts: Mirror  # keeps values of the ghosts up to date
 
@@ -185,9 +186,14 @@ class Level:
         return self.table.keys[: self.num_nodes]
 
     @property
+    def graph(self) -> Graph:
+        """The own nodes."""
+        return Graph(self.rows, self.weights, self.keys)
+
+    @property
     def num_own(self) -> int:
         """Number of own nodes."""
-        return len(self.indptr) - 1
+        return len(self.rows.indptr) - 1
 
     @property
     def exchange(self) -> Exchange:
@@ -196,7 +202,8 @@ class Level:
 
     def parked(self, scratch: Scratch) -> "Level":
         """Return the level with its edges in files, while other levels are worked on."""
-        return replace(self, indices=scratch.park(self.indices), edge_weights=scratch.park(self.edge_weights))
+        indptr, *of_edges = self.rows
+        return replace(self, rows=Rows(indptr, *map(scratch.park, of_edges)))
 
     @collective("ranks")
     def tell(self, values: Array, changed: Mask | None = None) -> None:
@@ -206,56 +213,36 @@ class Level:
 
     @classmethod
     @collective("ranks")
-    def of_rows(
-        cls,
-        exchange: Exchange,
-        bounds: I64,
-        table: NodeTable,
-        indptr: I64,
-        indices: I32,
-        edge_weights: I32,
-        weights: I32,
-    ) -> "Level":
+    def of_rows(cls, exchange: Exchange, bounds: I64, table: NodeTable, rows: Rows, weights: I32) -> "Level":
         """Return a level of complete rows; the owners of its ghosts learn that this rank follows them.
 
         Arguments are attributes of the class; ``bounds``, int64[ranks + 1], has the keys that each rank owns, and
         ``table`` holds own nodes and ghosts alone.
         """
         keys = table.keys
-        own = len(indptr) - 1
+        own = len(weights)
         ghosts = Mirror(exchange, bounds, keys[:own])
         ghosts.follow(keys[own:], np.arange(own, len(keys), dtype=np.int32), weights)
-        return cls(table, len(keys), indptr, indices, edge_weights, weights, ghosts)
+        return cls(table, len(keys), rows, weights, ghosts)
 
 
 @collective("ranks")
-def level_of_edges(
-    exchange: Exchange,
-    bounds: I64,
-    chunks: Iterable[tuple[I64, I64]],
-    weights: I32,
-    scratch: Scratch,
-    both_ways: bool = False,
-) -> Level:
-    """Return the finest level: ranks send edges to the owners of both ends; self loops and repeats are dropped.
+def finest_level(task: Task) -> Level:
+    """Return the level of all nodes: ranks send edges to the owners of both ends; self loops and repeats are dropped.
 
-    ``chunks`` are this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks. Each
-    round sends a chunk of every rank, so chunks bound the memory of messages. Each rank owns the nodes between two
-    ``bounds`` (int64[ranks + 1]), with weights int32[own nodes, criteria]. With ``both_ways`` the reverse of every edge
-    is among the edges.
+    The task hears of the reading of edges.
     """
-    first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
-    total = int(bounds[-1])
+    exchange, bounds, scratch = task.exchange, task.bounds, task.scratch
+    first, last = task.own.start, task.own.stop
+    total = task.num_nodes
     dtype = index_dtype(total)
     arrived = MatrixSpill(scratch, last - first, 2, dtype)
-    remaining = iter(chunks)
-    while True:
-        chunk = next(remaining, None)
-        if exchange.sum_of(int(chunk is not None)) == 0:
-            break
-        src, dst = chunk if chunk is not None else (bounds[:0], bounds[:0])
+    done, num_edges = 0, max(sum(task.source.edge_counts), 1)
+    for src, dst in all_edges_among_nodes(task.source, exchange.rank, exchange.size):
+        task.report(min(done / num_edges, 1.0))
+        done += len(src) * exchange.size
         ends = np.stack([src, dst], axis=1).astype(dtype)[src != dst]
-        if not both_ways:
+        if not task.both_ways:
             ends = np.concatenate([ends, ends[:, ::-1]])
         rows = Route(exchange, owners_of(bounds, ends[:, 0])).there(ends)
         rows[:, 0] -= first
@@ -273,7 +260,8 @@ def level_of_edges(
             entries = slice(begin, begin + _CHUNK)
             indices[entries] = table.positions(neighbours[entries])
     del neighbours
-    return Level.of_rows(exchange, bounds, table, indptr, indices, np.empty(0, np.int32), weights)
+    rows_of_own = Rows(indptr, indices, np.empty(0, np.int32))
+    return Level.of_rows(exchange, bounds, table, rows_of_own, task.weights)
 
 
 def _changed_rows(nodes: Array, changed: Mask, columns: tuple[Array, ...]) -> Array:

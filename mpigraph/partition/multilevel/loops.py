@@ -2,15 +2,14 @@
 
 A *label* is the position of a cluster in a table of clusters; a cluster's key is that of the node that it began with.
 ``parts`` and other arrays of nodes have own nodes first, then ghosts. Ties go by hashes of keys, never to the first in
-memory, so that the order of nodes and edges does not matter. Outputs are allocated by the caller. ``rating``
-(int32[clusters], zeros) and ``touched`` (int32[clusters]) are scratch.
+memory, so that the order of nodes and edges does not matter. Outputs are allocated by the caller.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
@@ -20,25 +19,61 @@ _AHEAD = 16  # entries between a prefetch and the access
 _LARGEST = 2**31 - 1
 
 
-@njit()
-def sum_by_group(
-    indptr: Array, indices: Array, edge_weights: Array, u: int, groups: Array, sums: Array, met: Array, count: int
-) -> int:
-    """Add the weight of each edge of a node to the sum of the group that the neighbour is in.
+class Rows(NamedTuple):
+    """Rows of a graph, or of clusters, as adjacency arrays."""
 
-    indptr: int64[n + 1].  indices: int32[m], local nodes.  edge_weights: int32[m], or empty: all 1.
-    groups: int32[nodes].  sums: integers[groups], 0 for a group that was not met; increased here.
-    met: int32[groups], whose first ``count`` were met before; those that are new follow.  Returns how many then are.
+    indptr: I64  # int64[n + 1]
+    indices: Array  # int[m], local nodes
+    weights: Array  # int[m], of the edges; empty: all 1
+
+
+class Graph(NamedTuple):
+    """The own nodes of a level."""
+
+    rows: Rows
+    weights: I32  # int32[n, criteria]
+    keys: Array  # int[nodes]
+
+
+class Sums(NamedTuple):
+    """Working memory for sums by label."""
+
+    of: I32  # int32[labels], zeros
+    met: I32  # int32[labels]
+
+
+class Clusters(NamedTuple):
+    """Clusters that a rank knows; the first n began with its own nodes."""
+
+    labels: I32  # int32[nodes], the cluster of each node
+    keys: Array  # int[clusters]
+    loads: I32  # int32[clusters, criteria]
+    sums: Sums
+
+
+class Moves(NamedTuple):
+    """The parts that nodes would move to."""
+
+    targets: I32  # int32[nodes], -1 for nodes that stay
+    gains: I32  # int32[nodes], of those that move
+
+
+@njit()
+def sum_by_group(rows: Rows, u: int, groups: Array, sums: Sums, count: int) -> int:
+    """Add the weight of each edge of a node to the sum of the group (int32[nodes]) that the neighbour is in.
+
+    sums: 0 for a group that was not met; increased here.  The first ``count`` groups in ``sums.met`` were met before;
+    those that are new follow.  Returns how many then are.
     """
-    last = len(indices) - 1
-    for i in range(indptr[u], indptr[u + 1]):
-        prefetch(groups, indices[min(i + 2 * _AHEAD, last)])
-        prefetch(sums, groups[indices[min(i + _AHEAD, last)]])
-        group = groups[indices[i]]
-        if sums[group] == 0:
-            met[count] = group
+    last = len(rows.indices) - 1
+    for i in range(rows.indptr[u], rows.indptr[u + 1]):
+        prefetch(groups, rows.indices[min(i + 2 * _AHEAD, last)])
+        prefetch(sums.of, groups[rows.indices[min(i + _AHEAD, last)]])
+        group = groups[rows.indices[i]]
+        if sums.of[group] == 0:
+            sums.met[count] = group
             count += 1
-        sums[group] += edge_weights[i] if len(edge_weights) > 0 else 1
+        sums.of[group] += rows.weights[i] if len(rows.weights) > 0 else 1
     return count
 
 
@@ -50,47 +85,34 @@ def _gain(weight: Any) -> Any:
 
 @njit()
 def propose_labels(
-    indptr: Array,
-    indices: Array,
-    edge_weights: Array,
-    weights: Array,
-    labels: Array,
-    label_keys: Array,
-    loads: Array,
-    caps: Array,
-    turn: int,
-    salt: np.uint64,
-    rating: Array,
-    touched: Array,
-    out_nodes: Array,
-    out_labels: Array,
+    graph: Graph, clusters: Clusters, caps: I64, turn: int, salt: np.uint64, out_nodes: I32, out_labels: I32
 ) -> int:
     """Find the cluster to which most edge weight of a node leads, for the nodes whose turn it is (hash modulo 8).
 
-    indptr: int64[n + 1].  indices: int32[m], local nodes.  edge_weights: int32[m], or empty: all 1.
-    weights: int32[n, criteria].  labels: int32[nodes].  label_keys: int64[clusters]; the first n are those of the own
-    nodes.  loads: int32[clusters, criteria].  caps: int64[criteria], what a cluster may weigh.
-    out_nodes, out_labels: int32[n], filled with the nodes that want to move, and their targets.  Returns their number.
+    caps: int64[criteria], the most that a cluster may weigh.  out_nodes, out_labels: int32[n], filled with the nodes
+    that want to move, and their targets.  Returns their number.
     """
+    label_keys = clusters.keys
+    of_label = clusters.sums.of
     count_moves = 0
-    for u in range(len(indptr) - 1):
+    for u in range(len(graph.rows.indptr) - 1):
         if np.int64(mix64(np.uint64(label_keys[u]) ^ salt) & np.uint64(7)) != turn:
             continue
-        count = sum_by_group(indptr, indices, edge_weights, u, labels, rating, touched, 0)
-        own = labels[u]
+        count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
+        own = clusters.labels[u]
         best = own
-        best_rating = rating[own]
+        best_rating = of_label[own]
         best_tie = mix64(mix64(np.uint64(label_keys[own])) ^ salt)
         for t in range(count):
-            label = touched[t]
-            value = rating[label]
-            rating[label] = 0
+            label = clusters.sums.met[t]
+            value = of_label[label]
+            of_label[label] = 0
             if label == own or value < best_rating:
                 continue
             tie = mix64(mix64(np.uint64(label_keys[label])) ^ salt)
             if value == best_rating and tie < best_tie:
                 continue
-            if fits(weights, u, loads, label, caps):
+            if fits(graph.weights, u, clusters.loads, label, caps):
                 best = label
                 best_rating = value
                 best_tie = tie
@@ -131,36 +153,25 @@ def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: 
 
 
 @njit()
-def favourite_labels(
-    indptr: Array,
-    indices: Array,
-    edge_weights: Array,
-    nodes: Array,
-    labels: Array,
-    label_keys: Array,
-    salt: np.uint64,
-    rating: Array,
-    touched: Array,
-    out: Array,
-) -> None:
+def favourite_labels(rows: Rows, clusters: Clusters, nodes: I32, salt: np.uint64, out: I32) -> None:
     """Find for some nodes the cluster that they would join if it were not full.
 
-    nodes: int32[p].  out: int32[p], the labels; -1 for a node without edges to other clusters, -2 without any.  The
-    others are as in :func:`propose_labels`.
+    nodes: int32[p].  out: int32[p], the labels; -1 for a node without edges to other clusters, -2 without any.
     """
+    of_label = clusters.sums.of
     for k in range(len(nodes)):
         u = nodes[k]
-        count = sum_by_group(indptr, indices, edge_weights, u, labels, rating, touched, 0)
-        out[k] = -1 if indptr[u] < indptr[u + 1] else -2
+        count = sum_by_group(rows, u, clusters.labels, clusters.sums, 0)
+        out[k] = -1 if rows.indptr[u] < rows.indptr[u + 1] else -2
         best_rating = 0
         best_tie = np.uint64(0)
         for t in range(count):
-            label = touched[t]
-            value = rating[label]
-            rating[label] = 0
-            if label == labels[u] or value < best_rating:
+            label = clusters.sums.met[t]
+            value = of_label[label]
+            of_label[label] = 0
+            if label == clusters.labels[u] or value < best_rating:
                 continue
-            tie = mix64(mix64(np.uint64(label_keys[label])) ^ salt)
+            tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
             if value > best_rating or tie > best_tie:
                 out[k] = label
                 best_rating = value
@@ -186,138 +197,99 @@ def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> Non
 
 @njit()
 def merge_rows(
-    order: Array,
-    bounds: Array,
-    indptr: Array,
-    indices: Array,
-    edge_weights: Array,
-    labels: Array,
-    row_labels: Array,
-    rating: Array,
-    touched: Array,
-    out_indptr: Array,
-    out_labels: Array,
-    out_weights: Array,
-    at: int,
+    order: Array, bounds: I64, rows: Rows, labels: I32, row_labels: I64, sums: Sums, out: Rows, at: int
 ) -> int:
     """Join the rows of the nodes of each cluster: one entry for each other cluster, with the sum of the weights.
 
-    order: int64[n], nodes cluster after cluster; those of row r are ``order[bounds[r]:bounds[r + 1]]``.
-    indptr, indices, edge_weights, labels: as in :func:`propose_labels`.  row_labels: int64[rows], what is left out of
-    each row, its own label.  rating, touched: int32[labels], scratch; rating is 0.  out_indptr: int64[rows + 1].
-    out_labels, out_weights: int32[>= at + entries], all three filled here.  at: where they begin in the latter two.
-    Returns where they end.
+    order: int[n], nodes cluster after cluster; those of row r are ``order[bounds[r]:bounds[r + 1]]``.  labels:
+    int32[nodes].  row_labels: int64[rows], what is left out of each row, its own label.  out: filled here, entries from
+    ``at`` on.  Returns where they end.
     """
-    out_indptr[0] = at
+    out.indptr[0] = at
     for r in range(len(bounds) - 1):
         count = 0
         for k in range(bounds[r], bounds[r + 1]):
-            count = sum_by_group(indptr, indices, edge_weights, order[k], labels, rating, touched, count)
+            count = sum_by_group(rows, order[k], labels, sums, count)
         for t in range(count):
-            label = touched[t]
+            label = sums.met[t]
             if label != row_labels[r]:
-                out_labels[at] = label
-                out_weights[at] = rating[label]
+                out.indices[at] = label
+                out.weights[at] = sums.of[label]
                 at += 1
-            rating[label] = 0
-        out_indptr[r + 1] = at
+            sums.of[label] = 0
+        out.indptr[r + 1] = at
     return at
 
 
 @njit()
 def best_parts(
-    indptr: Array,
-    indices: Array,
-    edge_weights: Array,
-    weights: Array,
-    keys: Array,
-    parts: Array,
-    locked: Array,
-    loads: Array,
-    limits: Array,
-    quarters: int,
-    keeping: bool,
-    salt: np.uint64,
-    out_parts: Array,
-    out_gains: Array,
+    graph: Graph, parts: I32, locked: Array, loads: I64, caps: I64, quarters: int, salt: np.uint64, moves: Moves
 ) -> int:
     """Find for each node the other part with most of its edge weight, if a move there loses little enough.
 
-    indptr: int64[n + 1].  indices: int32[m].  edge_weights: int32[m], or empty: all 1.  weights: int32[n, criteria].
-    keys: int64[nodes].  parts: int32[nodes].  locked: bool[n], who stays.  loads: int64[parts, criteria].
-    limits: int64[criteria].  quarters: a move may lose so many quarters of the weight to the own part.
-    keeping: consider only parts that stay within the limits.
-    out_parts: int32[n], -1 for who does not move.  out_gains: int32[n], of those that move.  Returns the weight of the
-    cut edges.
+    parts: int32[nodes].  locked: bool[n], the nodes that stay.  loads: int64[parts, criteria].  caps: int64[criteria],
+    the most that a part may hold that takes one.  quarters: a move may lose so many quarters of the weight to the own
+    part.  moves: filled here.  Returns the weight of the cut edges.
     """
     num_parts = len(loads)
-    links = np.zeros(num_parts, np.int64)
-    met = np.empty(num_parts, np.int32)
+    links = Sums(np.zeros(num_parts, np.int64), np.empty(num_parts, np.int32))
     cut = 0
-    for u in range(len(indptr) - 1):
+    for u in range(len(graph.rows.indptr) - 1):
         here = parts[u]
-        count = sum_by_group(indptr, indices, edge_weights, u, parts, links, met, 0)
-        inside = links[here]
+        count = sum_by_group(graph.rows, u, parts, links, 0)
+        inside = links.of[here]
         best = -1
         best_links = 0
         best_tie = np.uint64(0)
         for t in range(count):
-            part = met[t]
-            value = links[part]
-            links[part] = 0
+            part = links.met[t]
+            value = links.of[part]
+            links.of[part] = 0
             if part == here:
                 continue
             cut += value
             if locked[u] or value < best_links or 4 * (inside - value) > quarters * inside:
                 continue
-            tie = mix64(mix64(np.uint64(keys[u]) ^ salt) + np.uint64(part))
+            tie = mix64(mix64(np.uint64(graph.keys[u]) ^ salt) + np.uint64(part))
             if value == best_links and tie < best_tie:
                 continue
-            if not keeping or fits(weights, u, loads, part, limits):
+            if fits(graph.weights, u, loads, part, caps):
                 best = part
                 best_links = value
                 best_tie = tie
-        out_parts[u] = best
+        moves.targets[u] = best
         if best >= 0:
-            out_gains[u] = _gain(best_links - inside)
+            moves.gains[u] = _gain(best_links - inside)
     return cut
 
 
 @njit()
-def confirm_moves(
-    indptr: Array,
-    indices: Array,
-    edge_weights: Array,
-    keys: Array,
-    parts: Array,
-    targets: Array,
-    gains: Array,
-    salt: np.uint64,
-    out: Array,
-) -> None:
+def confirm_moves(graph: Graph, parts: I32, moves: Moves, salt: np.uint64, out: Array) -> None:
     """Compute each gain again as if all neighbours that gain more had moved; keep moves that then lose nothing.
 
-    targets: int32[nodes], -1 for nodes that do not move.  gains: int32[nodes].  out: bool[n].  The others are as in
-    :func:`best_parts`.
+    parts: int32[nodes].  out: bool[n].
     """
-    last = len(indices) - 1
-    for u in range(len(indptr) - 1):
+    rows = graph.rows
+    targets = moves.targets
+    gains = moves.gains
+    last = len(rows.indices) - 1
+    for u in range(len(rows.indptr) - 1):
         out[u] = False
         if targets[u] < 0:
             continue
         gain = 0
-        own_tie = mix64(np.uint64(keys[u]) ^ salt)
-        for i in range(indptr[u], indptr[u + 1]):
-            ahead = indices[min(i + _AHEAD, last)]
+        own_tie = mix64(np.uint64(graph.keys[u]) ^ salt)
+        for i in range(rows.indptr[u], rows.indptr[u + 1]):
+            ahead = rows.indices[min(i + _AHEAD, last)]
             prefetch(parts, ahead)
             prefetch(targets, ahead)
             prefetch(gains, ahead)
-            v = indices[i]
+            v = rows.indices[i]
             part = parts[v]
             if targets[v] >= 0 and gains[v] >= gains[u]:
-                if gains[v] > gains[u] or mix64(np.uint64(keys[v]) ^ salt) > own_tie:
+                if gains[v] > gains[u] or mix64(np.uint64(graph.keys[v]) ^ salt) > own_tie:
                     part = targets[v]
-            weight = edge_weights[i] if len(edge_weights) > 0 else 1
+            weight = rows.weights[i] if len(rows.weights) > 0 else 1
             if part == targets[u]:
                 gain += weight
             elif part == parts[u]:
@@ -326,58 +298,44 @@ def confirm_moves(
 
 
 @njit()
-def leaving_parts(
-    indptr: Array,
-    indices: Array,
-    edge_weights: Array,
-    weights: Array,
-    keys: Array,
-    parts: Array,
-    loads: Array,
-    limits: Array,
-    caps: Array,
-    salt: np.uint64,
-    out_parts: Array,
-    out_gains: Array,
-) -> None:
+def leaving_parts(graph: Graph, parts: I32, loads: I64, limits: I64, caps: I64, salt: np.uint64, moves: Moves) -> None:
     """Find for each node of an overloaded part another one that can take it: where most of its edges lead, or any.
 
-    A node can help if it has a weight in a criterion that is over its limit. caps: int64[criteria], what a part may
-    hold that takes one. The others are as in :func:`best_parts`.
+    A node can help if it has a weight in a criterion that is over its limit (int64[criteria]).  The others are as in
+    :func:`best_parts`.
     """
     num_parts = len(loads)
-    links = np.zeros(num_parts, np.int64)
-    met = np.empty(num_parts, np.int32)
+    links = Sums(np.zeros(num_parts, np.int64), np.empty(num_parts, np.int32))
     over = np.zeros(num_parts, np.bool_)
     for part in range(num_parts):
         for c in range(len(limits)):
             if loads[part, c] > limits[c]:
                 over[part] = True
-    for u in range(len(indptr) - 1):
+    for u in range(len(graph.rows.indptr) - 1):
         here = parts[u]
-        out_parts[u] = -1
+        moves.targets[u] = -1
         helps = False
         if over[here]:
             for c in range(len(limits)):
-                if weights[u, c] > 0 and loads[here, c] > limits[c]:
+                if graph.weights[u, c] > 0 and loads[here, c] > limits[c]:
                     helps = True
         if not helps:
             continue
-        count = sum_by_group(indptr, indices, edge_weights, u, parts, links, met, 0)
-        hashed = mix64(np.uint64(keys[u]) ^ salt)
+        count = sum_by_group(graph.rows, u, parts, links, 0)
+        hashed = mix64(np.uint64(graph.keys[u]) ^ salt)
         start = int(hashed % np.uint64(num_parts))
         best = -1
         for t in range(num_parts):
             part = (start + t) % num_parts
-            if part == here or (best >= 0 and links[part] <= links[best]):
+            if part == here or (best >= 0 and links.of[part] <= links.of[best]):
                 continue
-            if fits(weights, u, loads, part, caps):
+            if fits(graph.weights, u, loads, part, caps):
                 best = part
         if best >= 0:
-            out_parts[u] = best
-            out_gains[u] = _gain(links[best] - links[here])
+            moves.targets[u] = best
+            moves.gains[u] = _gain(links.of[best] - links.of[here])
         for t in range(count):
-            links[met[t]] = 0
+            links.of[links.met[t]] = 0
 
 
 @njit()

@@ -16,7 +16,7 @@ from mpigraph.arrays import F64, I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
-from mpigraph.partition.multilevel.loops import best_parts, confirm_moves, leaving_parts, tally
+from mpigraph.partition.multilevel.loops import Moves, best_parts, confirm_moves, leaving_parts, tally
 
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
@@ -86,8 +86,7 @@ class _Refinement:
         self._loads = global_loads(level, parts, num_parts)
         self._scale = _scale(level)
         self._locked = np.zeros(level.num_own, np.bool_)
-        self._targets = np.full(len(parts), -1, np.int32)
-        self._gains = np.zeros(len(parts), np.int32)
+        self._moves = Moves(np.full(len(parts), -1, np.int32), np.zeros(len(parts), np.int32))
         self._best = parts[: level.num_own].copy()
         self._best_loads = self._loads  # which no method changes in place
         self._best_value = (float("inf"), 0)
@@ -95,7 +94,6 @@ class _Refinement:
     @collective("ranks")
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
         """Move and rebalance ``iterations`` times; stop early when nothing moves."""
-        own = self._level.num_own
         idle = 0
         self._locked[:] = False
         for _ in range(iterations):
@@ -107,7 +105,7 @@ class _Refinement:
             self._locked[:] = False
             self._locked[nodes] = True
             moved = self._level.exchange.sum_of(len(nodes))
-            self._apply(nodes, self._targets[:own])
+            self._apply(nodes)
             self.rebalance(REBALANCING_ROUNDS)
             idle = idle + 1 if moved == 0 else 0
             if idle == _IDLE:
@@ -148,18 +146,14 @@ class _Refinement:
                 caps = np.ceil(self._limits * _RELAXED).astype(np.int64)
                 caps[worst] = self._limits[worst]
                 excess[:, np.arange(len(caps)) != worst] = 0
-            level = self._level
             limits = np.where(excess.any(axis=0), self._limits, _NO_LIMIT)
-            leaving_parts(  # looks for targets, within the caps, of nodes in parts above the limits
-                level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
-                limits, caps, self._salt(), self._targets, self._gains,
-            )  # fmt: skip
-            nodes = np.flatnonzero(self._targets[:own] >= 0)
+            leaving_parts(self._level.graph, self.parts, self._loads, limits, caps, self._salt(), self._moves)
+            nodes = np.flatnonzero(self._moves.targets[:own] >= 0)
             ranking = self._by_gain if worst is None else partial(self._by_weight, worst)
             nodes = nodes[self._first(self.parts[nodes], nodes, ranking, excess, enough=True)]
             nodes = nodes[self._within(nodes, np.maximum(caps - self._loads, 0))]
             if self._level.exchange.sum_of(len(nodes)) > 0:
-                self._apply(nodes, self._targets[:own])
+                self._apply(nodes)
                 stuck = False
             elif stuck or len(caps) == 1:
                 return
@@ -174,12 +168,10 @@ class _Refinement:
 
     def _look(self, quarters: int, keeping: bool) -> int:
         """Look for the best part of each node; return the weight of the cut, each edge twice."""
-        level = self._level
-        cut = best_parts(
-            level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._locked,
-            self._loads, self._limits, quarters, keeping, self._salt(), self._targets, self._gains,
-        )  # fmt: skip
-        return level.exchange.sum_of(cut)
+        graph = self._level.graph
+        caps = self._limits if keeping else np.full_like(self._limits, _NO_LIMIT)
+        cut = best_parts(graph, self.parts, self._locked, self._loads, caps, quarters, self._salt(), self._moves)
+        return self._level.exchange.sum_of(cut)
 
     def _note(self, cut: int) -> None:
         value = (violation(self._loads, self._limits), cut)
@@ -191,18 +183,17 @@ class _Refinement:
     def _confirm(self) -> Mask:
         level = self._level
         own = level.num_own
-        self._targets[own:] = -1
-        positions, values = level.ghosts.update(self._targets[:own] >= 0, self._targets[:own], self._gains[:own])
-        self._targets[positions] = values[:, 0]
-        self._gains[positions] = values[:, 1]
+        targets, gains = self._moves
+        targets[own:] = -1
+        positions, values = level.ghosts.update(targets[:own] >= 0, targets[:own], gains[:own])
+        targets[positions] = values[:, 0]
+        gains[positions] = values[:, 1]
         confirmed = np.empty(own, np.bool_)
-        confirm_moves(
-            level.indptr, level.indices, level.edge_weights, level.keys, self.parts, self._targets, self._gains,
-            self._salt(), confirmed,
-        )  # fmt: skip
+        confirm_moves(level.graph, self.parts, self._moves, self._salt(), confirmed)
         return confirmed
 
-    def _apply(self, nodes: I64, targets: I32) -> None:
+    def _apply(self, nodes: I64) -> None:
+        targets = self._moves.targets
         came, went = (_sums(self._level, nodes, of[nodes], len(self._loads)) for of in (targets, self.parts))
         self._loads = self._loads + self._level.exchange.total(came - went)
         self.parts[nodes] = targets[nodes]
@@ -212,7 +203,7 @@ class _Refinement:
 
     def _within(self, nodes: I64, quota: I64) -> Mask:
         """Choose the nodes that may move to their targets, the best first: bool[k]."""
-        groups = self._targets[nodes]
+        groups = self._moves.targets[nodes]
         inflow = self._level.exchange.total(_sums(self._level, nodes, groups, len(quota)))
         too_much = np.any(inflow > quota, axis=1)
         chosen: Mask = ~too_much[groups]
@@ -226,7 +217,7 @@ class _Refinement:
 
     def _by_gain(self, nodes: I64) -> I64:
         """Rank nodes, int64[k] in [1, 63]: lower for more gain by size, in half octaves on both sides of 0."""
-        gains = self._gains[nodes].astype(np.int64)
+        gains = self._moves.gains[nodes].astype(np.int64)
         value: F64 = np.abs(gains) * 1024.0 / self._relative_sizes(nodes)
         mantissa, exponent = np.frexp(value)
         steps = np.clip(2 * exponent.astype(np.int64) + (mantissa >= 0.75), 1, 31)

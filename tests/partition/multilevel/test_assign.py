@@ -1,8 +1,7 @@
 """The multilevel assignment: the same parts on any number of ranks, few edges cut, balance, odd graphs, errors."""
 
-from collections.abc import Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +9,15 @@ import pytest
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, PartitionError
-from mpigraph.partition.assigning import limits
-from mpigraph.partition.exchange import Exchange, even_bounds
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition import source
+from mpigraph.partition.assigning import Task, limits
+from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.multilevel import assign as assigning, clustering, dist_csr, refinement
 from mpigraph.partition.multilevel.assign import Coarsening, assign
-from mpigraph.partition.multilevel.dist_csr import level_of_edges
+from mpigraph.partition.multilevel.dist_csr import finest_level
 from mpigraph.partition.over_mpi import MPIExchange
+from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 
 I64 = npt.NDArray[np.int64]
@@ -33,16 +35,21 @@ class Graph(NamedTuple):
 
     def assign(self, num_parts: int, coarsening: Coarsening = SMALL, seed: int = 0) -> I32:
         """The parts that one rank chooses."""
-        bounds = np.array([0, self.num_nodes])
-        return assign(
-            Exchange(), bounds, self.chunks(Exchange()), self.weights, num_parts, seed=seed, coarsening=coarsening
-        )
+        return assign(self.task(num_parts, seed=seed), coarsening)
 
-    def chunks(self, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
-        """A rank's share of the edges, which all read in turn, 1000 at a time."""
-        own = slice(exchange.rank, None, exchange.size)
-        src, dst = self.src[own], self.dst[own]
-        return ((src[i : i + 1000], dst[i : i + 1000]) for i in range(0, len(src), 1000))
+    def task(
+        self,
+        num_parts: int,
+        exchange: Exchange = ALONE,
+        bounds: I64 | None = None,
+        both_ways: bool = False,
+        **more: Any,
+    ) -> Task:
+        bounds = even_bounds(self.num_nodes, exchange.size) if bounds is None else bounds
+        ends = [np.append(*pair) if both_ways else pair[0] for pair in ((self.src, self.dst), (self.dst, self.src))]
+        graph = GraphSource(Schema.homogeneous(), (self.num_nodes,), (tuple(ends),))
+        own = self.weights[slice(*bounds[exchange.rank : exchange.rank + 2])]
+        return Task(graph, num_parts, own, bounds, both_ways=both_ways, exchange=exchange, **more)
 
     def cut(self, parts: I32) -> float:
         return float((parts[self.src] != parts[self.dst]).mean())
@@ -91,36 +98,28 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     else:
         bounds = np.array([0, *sorted([17, 900, 900][: comm.size - 1]), 1600])  # with four ranks one has nothing
     expected = parts_alone(criteria, num_parts)
+    monkeypatch.setattr(source, "EDGES_PER_CHUNK", 1000)
     assert max(graph.balance(expected, num_parts)) == 0 and graph.cut(expected) < 0.5
-    exchange = MPIExchange(comm)
-    first, last = bounds[comm.rank : comm.rank + 2]
-    own = graph.weights[first:last]
     scratch = Scratch(limit=1000, mapping=criteria == 1)  # nor does it show where the edges lie: in files once parked
-    edges = graph.chunks(exchange)
-    if criteria > 1:  # nor whether both directions are there
-        edges = (pair for src, dst in graph.chunks(exchange) for pair in ((src, dst), (dst, src)))
-    parts = assign(
-        exchange, bounds, edges, own, num_parts,
-        seed=3, both_ways=criteria > 1, scratch=scratch, coarsening=SMALL,
-    )  # fmt: skip
-    assert parts.dtype == np.int32 and np.array_equal(parts, expected[first:last])
+    # nor whether both directions are there
+    task = graph.task(num_parts, MPIExchange(comm), bounds, both_ways=criteria > 1, seed=3, scratch=scratch)
+    parts = assign(task, SMALL)
+    assert parts.dtype == np.int32 and np.array_equal(parts, expected[task.own])
 
 
 def test_the_finest_level_is_symmetric_and_simple(comm: MPI.Intracomm) -> None:
     rng = np.random.default_rng(comm.size)
     src, dst = rng.integers(0, 60, (2, 500))
     graph = Graph(60, np.append(src, [5, 5]), np.append(dst, [5, 5]), np.ones((60, 1), np.int32))
-    bounds = even_bounds(60, comm.size)
-    exchange = MPIExchange(comm)
-    first, last = bounds[comm.rank : comm.rank + 2]
-    level = level_of_edges(exchange, bounds, graph.chunks(exchange), graph.weights[first:last], Scratch())
+    task = graph.task(2, MPIExchange(comm))
+    level = finest_level(task)
     expected = [set() for _ in range(60)]
     for u, v in zip(src.tolist(), dst.tolist(), strict=True):
         if u != v:
             expected[u].add(v)
             expected[v].add(u)
-    for row, node in enumerate(range(first, last)):
-        result = level.keys[level.indices[level.indptr[row] : level.indptr[row + 1]]].tolist()
+    for row, node in enumerate(range(task.own.start, task.own.stop)):
+        result = level.keys[level.rows.indices[slice(*level.rows.indptr[row : row + 2])]].tolist()
         assert len(result) == len(set(result)) and set(result) == expected[node]
 
 
@@ -172,11 +171,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(comm: MPI.Intracomm, name: str) -> None:
     graph = ODD[name]
-    bounds = even_bounds(graph.num_nodes, comm.size)
-    exchange = MPIExchange(comm)
-    own = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
-    result = assign(exchange, bounds, graph.chunks(exchange), own, 5, coarsening=SMALL)
-    parts = np.concatenate(comm.allgather(result))
+    parts = np.concatenate(comm.allgather(assign(graph.task(5, MPIExchange(comm)), SMALL)))
     assert np.array_equal(parts, graph.assign(5))
     assert len(parts) == graph.num_nodes and set(parts) <= set(range(5))
     assert not any(graph.balance(parts, 5))
@@ -185,4 +180,4 @@ def test_odd_graphs(comm: MPI.Intracomm, name: str) -> None:
 
 def test_more_nodes_than_a_rank_can_number_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"less than 2\*\*31 nodes \(got 2147483648\): take more ranks"):
-        assign(Exchange(), np.array([0, 2**31]), [], np.empty((0, 1), np.int64), 2)
+        assign(ODD["nothing"].task(2, bounds=np.array([0, 2**31])))

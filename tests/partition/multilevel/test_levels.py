@@ -4,12 +4,15 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.assign import spread
 from mpigraph.partition.multilevel.clustering import contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, level_of_edges
+from mpigraph.partition.multilevel.dist_csr import Level, finest_level
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
+from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 
 NODES, CAPS = 1200, np.array([6, 40])
@@ -22,17 +25,16 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     src = np.concatenate([np.flatnonzero(x < 29), np.flatnonzero(y < 29)])
     dst = np.concatenate([src[:870] + 30, src[870:] + 1])
     bounds = even_bounds(NODES, comm.size)
-    exchange = MPIExchange(comm)
-    own_values = slice(comm.rank, None, comm.size)
     degrees = np.bincount(shuffle[np.concatenate([src, dst])], minlength=NODES)
     weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])].astype("i4")
-    return level_of_edges(exchange, bounds, [(shuffle[src[own_values]], shuffle[dst[own_values]])], weights, Scratch())
+    graph = GraphSource(Schema.homogeneous(), (NODES,), ((shuffle[src], shuffle[dst]),))
+    return finest_level(Task(graph, 4, weights, bounds, exchange=MPIExchange(comm)))
 
 
 def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
-    src = np.repeat(np.arange(level.num_own), np.diff(level.indptr))
-    weights = level.edge_weights if len(level.edge_weights) else np.ones(len(src), np.int32)
-    return comm.allreduce(int(weights[parts[src] != parts[level.indices]].sum()))
+    indptr, indices, weights = level.rows
+    cut = parts[np.repeat(np.arange(level.num_own), np.diff(indptr))] != parts[indices]
+    return comm.allreduce(int(weights[cut].sum() if len(weights) else cut.sum()))
 
 
 def test_clusters_keep_their_caps_and_become_nodes(comm: MPI.Intracomm) -> None:
