@@ -358,6 +358,21 @@ class DistTensor:
         return cast(torch.dtype, getattr(torch, self.handle.rows.stored))
 
     @property
+    def categories(self) -> tuple[str, ...]:
+        """The names that the numbers 0, 1, ... of a feature of the graph stand for; empty if they stand for none.
+
+        ``partition --categories`` numbers names in their order; a row without a name has -1.
+        """
+        policy = self.handle.rows.policy
+        graph = self.handle.session.store.graphs[self.handle.graph]
+        if graph.features.get((policy, self.name)) != self.handle.rows.number:
+            return ()
+        config = self._config
+        if policy.is_node:
+            return config.node_features[config.schema.ntypes[policy.type_id]][self.name].categories
+        return config.edge_features[config.schema.relation_keys[policy.type_id]][self.name].categories
+
+    @property
     def _dtype(self) -> str:
         return self.handle.rows.dtype if self._upcast else self.handle.rows.stored
 

@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, check_text
+from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, relations_in
 from mpigraph.partition.row_arrays import RowArray, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, mask_of
 
 MASKS = ("train_mask", "val_mask", "test_mask")
+_CHUNK = 1 << 20  # rows
 
 
 def relation_of(text: str, separator: str, ntypes: Mapping[str, Any] | None, place: object) -> Relation:
@@ -88,12 +92,22 @@ def ends_of(place: object, edges: Array, in_columns: bool = False) -> tuple[Arra
 
 
 def feature_of(name: str, values: RowArray) -> Feature:
-    """Return a feature in the dtype that its name tells: "label" int64, masks bool, "feat" float32 or float16."""
+    """Return a feature in the dtype that its name tells: masks bool, "feat" float32 or float16; :func:`label_of`."""
     if name == "label":
-        return Feature(as_labels(values), "int64")
+        return label_of(values)
     if name in MASKS:
         return Feature.of(as_mask(values))
     return Feature.of(as_floats(values) if name == "feat" else values)
+
+
+def label_of(rows: RowArray) -> Feature:
+    """Return labels: int64 with -1 for NaN, or float32 if one of them has a fraction, as those of regression."""
+    for first in range(0, len(rows) if rows.dtype.kind == "f" else 0, _CHUNK):
+        chunk = np.asarray(rows[first : first + _CHUNK])
+        if (np.isfinite(chunk) & (chunk != np.rint(chunk))).any():
+            get_logger().warning("labels have fractions: they are float32, for regression")
+            return Feature.of(as_floats(rows))
+    return Feature(as_labels(rows), "int64")
 
 
 def as_column(values: Array) -> Array:

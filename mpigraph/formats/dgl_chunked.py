@@ -30,14 +30,14 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
-from mpigraph.formats.declared import Entry, ends_of, relation_of
+from mpigraph.formats.declared import Entry, ends_of, label_of, relation_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
 from mpigraph.formats.table_files import TextForm, open_tables
 from mpigraph.metadata.schema import Relation
-from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, side_by_side
+from mpigraph.partition.row_arrays import RowArray, concatenated, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
@@ -152,7 +152,7 @@ class _Chunks:
             values = concatenated(chunks)
         else:
             values = side_by_side(self.columns())
-        return Feature(as_labels(values), "int64") if name == "label" else Feature.of(values)
+        return label_of(values) if name == "label" else Feature.of(values)
 
     def check_rows(self, lengths: Sequence[int]) -> None:
         """Check that all files have the rows of all chunks; if they are divided as the counts are, also each."""

@@ -29,10 +29,11 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.declared import label_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
-from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_labels, as_mask, largest
+from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_mask, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
@@ -217,7 +218,7 @@ def _node_features(arrays: Arrays) -> dict[str, Feature]:
         _check_rows(arrays, name)
     feats = {name: Feature.of(as_mask(arrays.pop(name))) for name in _MASKS if name in arrays}
     if "label" in arrays:
-        feats["label"] = Feature(as_labels(arrays.pop("label")), "int64")
+        feats["label"] = label_of(arrays.pop("label"))
     if "feat" in arrays:
         feats["feat"] = Feature.of(as_floats(arrays.pop("feat")))
     return feats

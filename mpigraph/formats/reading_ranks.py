@@ -265,7 +265,10 @@ def _source(note: Mapping[str, Any], files: Sequence[Array]) -> GraphSource:
 
     def features(tables: Any) -> Features:
         return {
-            owner: {name: Feature(array(place), dtype) for name, (place, dtype, _) in table.items()}
+            owner: {
+                name: Feature(array(place), dtype, categories=tuple(names))
+                for name, (place, dtype, _, names) in table.items()
+            }
             for owner, table in tables.items()
         }
 

@@ -188,7 +188,7 @@ def parts_of(book: RangeBook) -> Parts:
 
 def _feature(files: PartFiles, stored: StoredRows, info: FeatureInfo) -> Feature:
     rows = ShardRows(files, stored, storage_dtype(info.stored), info.shape)
-    return Feature(rows, info.dtype, info.narrow)
+    return Feature(rows, info.dtype, info.narrow, info.categories)
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

@@ -38,6 +38,7 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
+from mpigraph.formats.declared import label_of
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
@@ -47,7 +48,7 @@ from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, is_t
 from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
-from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_labels, as_mask
+from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -219,9 +220,8 @@ class _Table:
             if feature == _SPLIT:
                 self.features |= _masks(read.ids[column], ranks)
             else:
-                self.features[feature] = Feature.of(
-                    _category(f"{name}: column {column}", read.ids[column], ranks).codes
-                )
+                kinds = _category(f"{name}: column {column}", read.ids[column], ranks)
+                self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
         self.kinds = _category(f"{name}: column {plan.kind}", read.ids[plan.kind], ranks) if plan.kind else None
         self.left_out: list[str] = []
         for feature, values in read.values.items():
@@ -237,7 +237,7 @@ class _Table:
             get_logger().warning(text, self.title, name, values.rows.dtype)
         rows = values.rows
         if name == "label" and rows.ndim == 1 and not self._types.get(name, "").startswith("float"):
-            return Feature(as_labels(rows), "int64")
+            return label_of(rows)
         if name in _MASKS:
             return Feature.of(as_mask(rows))
         if name in self._types or name == "time" or values.kind == "time" or rows.dtype != np.float64:
@@ -321,7 +321,10 @@ def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
 
 
 def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
-    """Return all names in their order, and the number of that of each row, int64; -1 for a row without a name."""
+    """Return all names in their order, and the number of that of each row, int64; -1 for a row without a name.
+
+    A line of the log says how many rows have none.
+    """
     doing = "numbering categories"
     if names.is_text:
         keys = distinct_texts(ranks, doing, [names], blanks=True)
@@ -329,17 +332,24 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
     else:
         keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
     known = [key.decode() if names.is_text else key for key in keys.tolist()]
-    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(keys) > _LISTED)
-    get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(keys), listed)
-    if not names.is_text:
-        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
-        return Kinds(title, list(map(str, known)), codes)
+    missing = 0
 
     def own() -> Iterator[Array]:
+        nonlocal missing
         for values, positions, _ in names.texts(True, ranks):
-            yield np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
+            numbers = np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
+            missing += int((numbers < 0).sum())
+            yield numbers
 
-    return Kinds(title, known, ranks.rows(doing, np.int64, own))
+    if names.is_text:
+        codes = ranks.rows(doing, np.int64, own)
+    else:
+        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
+    missing = ranks.exchange.sum_of(missing)
+    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(keys) > _LISTED)
+    none = f"; {missing} of {len(names)} rows have none: -1" if missing else ""
+    get_logger().warning("%s: %d categories are numbered in their order: %s%s", title, len(keys), listed, none)
+    return Kinds(title, list(map(str, known)), codes)
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)

@@ -25,12 +25,14 @@ _CHECKED = {_TIMES, "label", "train_mask", "val_mask", "test_mask"}
 class Feature(NamedTuple):
     """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
 
-    ``narrow`` is the narrower dtype in which they are stored; "" if they are not.
+    ``narrow`` is the narrower dtype in which they are stored; "" if they are not. ``categories`` are the names that the
+    numbers stand for, if any.
     """
 
     values: RowArray
     dtype: str
     narrow: str = ""
+    categories: tuple[str, ...] = ()
 
     @property
     def stored(self) -> str:
@@ -39,8 +41,8 @@ class Feature(NamedTuple):
 
     @property
     def info(self) -> FeatureInfo:
-        """Dtypes and row shape."""
-        return FeatureInfo(self.dtype, tuple(self.values.shape[1:]), self.narrow)
+        """Dtypes, row shape and names."""
+        return FeatureInfo(self.dtype, tuple(self.values.shape[1:]), self.narrow, self.categories)
 
     @classmethod
     def of(cls, values: RowArray) -> "Feature":

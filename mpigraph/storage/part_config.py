@@ -2,7 +2,8 @@
 
 It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
 *homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
-name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one),
+name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one;
+``categories``, if its numbers stand for names),
 the report of the partitioning, its identity, its content, which every shard carries too, and a checksum of all of this
 except the report and the paths of the shards.
 
@@ -42,11 +43,15 @@ _NO_CHECKSUM = ("report", "checksum")  # beside the paths
 
 
 class FeatureInfo(NamedTuple):
-    """A feature: logical dtype, row shape, and the narrower dtype in which it is stored; "" if it is the same."""
+    """A feature: logical dtype, row shape, and the narrower dtype in which it is stored; "" if it is the same.
+
+    ``categories`` are the names that its numbers stand for, in the order of the numbers; empty if for none.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     narrow: str = ""
+    categories: tuple[str, ...] = ()
 
     @property
     def stored(self) -> str:
@@ -56,7 +61,8 @@ class FeatureInfo(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The same as JSON has it."""
         stored = {"stored": self.narrow} if self.narrow else {}
-        return {"dtype": self.dtype, "shape": list(self.shape)} | stored
+        names = {"categories": list(self.categories)} if self.categories else {}
+        return {"dtype": self.dtype, "shape": list(self.shape)} | stored | names
 
 
 Features = Mapping[str, Mapping[str, FeatureInfo]]
@@ -448,7 +454,8 @@ def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dic
 
 
 def _feature_from_json(about: Mapping[str, Any]) -> FeatureInfo:
-    return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""))
+    names = tuple(about.get("categories", ()))
+    return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""), names)
 
 
 def _inner_path(path: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from input_checks import check_all, check_parts, rows
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -174,14 +174,48 @@ def test_text_among_numbers_is_named_by_its_row(tmp_path, before):
     assert "column x is text" in left_out and left_out.endswith(f"nodes.csv, row {before + 2}")
 
 
-def test_numbers_to_predict_get_another_name_than_label(tmp_path):
-    files = {"nodes.csv": "id,label\n0,0.5\n1,1.5\n", "edges.csv": "src,dst\n0,1\n"}
-    with pytest.raises(GraphDataError, match=r"nodes.csv, row 2: 0.5 is no integer .* --columns y=label"):
-        rows(read(tmp_path, files).node_feats["_N"]["label"].values)
-    target = read(tmp_path, files, columns={"y": ("label",)}).node_feats["_N"]["y"]
-    assert target.dtype == "float32" and rows(target.values).tolist() == [0.5, 1.5]
-    target = read(tmp_path, files, types={"label": "float32"}).node_feats["_N"]["label"]
-    assert target.dtype == "float32" and rows(target.values).tolist() == [0.5, 1.5]
+@pytest.mark.parametrize(
+    ("labels", "options", "dtype", "values"),
+    [
+        ("0.5 1.5", {}, "float32", [0.5, 1.5]),  # of regression
+        ("0.0 nan 2", {}, "int64", [0, -1, 2]),
+        ("0 1.0 2", {}, "int64", [0, 1, 2]),
+        ("1 2", {"types": {"label": "float32"}}, "float32", [1, 2]),
+    ],
+)
+def test_labels_with_fractions_stay_floats(tmp_path, labels, options, dtype, values):
+    nodes = "id,label\n" + "".join(f"{i},{label}\n" for i, label in enumerate(labels.split()))
+    label = read(tmp_path, {"nodes.csv": nodes, "edges.csv": "src,dst\n0,1\n"}, **options).node_feats["_N"]["label"]
+    assert label.dtype == dtype and rows(label.values).tolist() == values
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_names_of_categories_are_kept(tmp_path, capsys, caplog, kind):
+    """In parts, in parts that are made of these, and by a run that goes on; a row without a name has none."""
+    names = ["bio", None, "art", "bio", "né, l", None]
+    words = pa.table({"id": range(6), "label": names}), pa.table({"src": [0, 5], "dst": [1, 2], "how": ["x", "w"]})
+    folder = folder_of(tmp_path / "in", {})
+    for name, table in zip(("nodes", "edges"), words, strict=True):
+        if kind == "csv":
+            csv.write_csv(table, folder / f"{name}.csv")
+        else:
+            parquet.write_table(table, folder / f"{name}.parquet")
+    options = ["--method", "random", "--name", "g", "-o"]
+    asked = ["--parts", "2", "--categories", "label", "--categories", "how"]
+    assert not main(["partition", str(folder), *asked, *options, str(tmp_path / "a")])
+    assert not main(["partition", str(folder), *asked, *options, str(tmp_path / "a"), "--resume"])
+    assert not main(["partition", str(tmp_path / "a" / "g.json"), "--parts", "3", *options, str(tmp_path / "b")])
+    assert "3 categories are numbered in their order: 'art', 'bio', 'né, l'; 2 of 6 rows have none: -1" in caplog.text
+    for parts in ("a", "b"):
+        config = PartConfig.read(tmp_path / parts / "g.json")
+        assert config.node_features["_N"]["label"].categories == ("art", "bio", "né, l")
+        assert config.edge_features["_N:_E:_N"]["how"].categories == ("w", "x")
+        source = read_source(config.path)
+        ids, label = np.argsort(source.node_ids[0][:]), rows(source.node_feats["_N"]["label"].values)
+        assert label[ids].tolist() == [1, -1, 0, 1, 2, -1]
+        capsys.readouterr()
+        assert not main(["info", str(config.path)])
+        assert "label int64 (3 names: art, bio, né, l)" in capsys.readouterr().out
 
 
 EDGE = {"edges.csv": "src,dst\n0,1\n"}
