@@ -15,23 +15,25 @@ run code.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.declared import MASKS
 from mpigraph.formats.dgl_binary import read_part_graph, read_tensors
 from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles, graph_of, reading
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
-from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text
 
 _ID = "_ID"
@@ -48,19 +50,20 @@ def is_dgl_partition(path: Path) -> bool:
         return False
 
 
-def read_dgl_partition(path: Path, scratch: Path | None = None) -> GraphSource:
+@collective("ranks")
+def read_dgl_partition(path: Path, ranks: ReadingRanks) -> GraphSource:
     """Read a graph that DGL has partitioned; the source has these parts.
 
     Args:
         path: the configuration.
-        scratch: folder of temporary files, as large as the edges; None for the system's.
+        ranks: the ranks that read it, each some of the parts.
 
     Raises:
         GraphDataError: a file is missing or damaged, or they contradict one another; names the file.
         StorageError: a temporary file cannot be written.
     """
     with reading(path, path.parent):
-        return _source(_Config(path), Scratch(scratch, mapping=True))
+        return _source(_Config(path), ranks)
 
 
 class _Config:
@@ -117,7 +120,7 @@ class _Rows:
         self._kind = kind
         self.ranges = self._ranges(f"{kind}_map", config.content[f"{kind}_map"], config.content[f"num_{kind}s"])
         self.sizes: I64 = np.diff(self.ranges, axis=2)[:, :, 0]
-        self._originals: list[list[I64]] = [[] for _ in self.names]
+        self.known: I64 = np.zeros(len(self.names), np.int64)  # of how many parts the original ids were found
 
     def _ranges(self, what: str, table: Any, total: object) -> I64:
         if isinstance(table, list):
@@ -143,10 +146,10 @@ class _Rows:
             raise GraphDataError(f"{what} covers {flat[-1, 1]} ids, expected {total}")
         return ranges_of
 
-    def own(self, part: int, path: Path, data: Mapping[str, Array]) -> list[I64]:
-        """Return for each type the rows of a part's own nodes or edges in the order of their ids.
+    def own(self, part: int, path: Path, data: Mapping[str, Array]) -> list[tuple[I64, I64 | None]]:
+        """Return for each type the rows of a part's own nodes or edges in the order of their ids, and original ids.
 
-        ``data`` are those of the part's graph in the file ``path``; their original ids are kept.
+        ``data`` are those of the part's graph in the file ``path``.
         """
         for name in (_ID, f"inner_{self._kind}"):
             if name not in data or data[name].ndim != 1 or data[name].dtype.kind not in "iu":
@@ -158,29 +161,38 @@ class _Rows:
             raise GraphDataError(f"{path}: its own {self._kind}s are not those that {self._config.path.name} says")
         unread = self._config.unread_data
         unread.update(f"{self._kind} data {name!r} in {path.name}" for name in data if name not in _OWN)
-        by_type = np.split(rows[order], np.cumsum(self.sizes[:-1, part]))
-        file = path.with_name(f"orig_{self._kind[0]}ids.dgl")
-        beside = read_tensors(self._config.read(file)) if file.exists() else {}
+        file = self.ids_beside(path)
+        beside = read_tensors(file) if file.exists() else {}
         unread.update(f"{key!r} in {file.name}" for key in beside if key not in self.names)
-        unknown = np.zeros(0, bool)
-        for name, of_type, known in zip(self.names, by_type, self._originals, strict=True):
-            in_graph = data["orig_id"][of_type] if "orig_id" in data else unknown
-            originals = np.asarray(beside[name].values) if name in beside else in_graph
-            if originals.shape == of_type.shape and originals.dtype.kind in "iu":
-                known.append(originals.astype(np.int64))
-        return by_type
+        found: list[tuple[I64, I64 | None]] = []
+        for name, of_type in zip(self.names, np.split(rows[order], np.cumsum(self.sizes[:-1, part])), strict=True):
+            in_graph = data["orig_id"][of_type] if "orig_id" in data else np.zeros(0, bool)
+            ids = np.asarray(beside[name].values) if name in beside else in_graph
+            found.append((of_type, ids if ids.shape == of_type.shape and ids.dtype.kind in "iu" else None))
+        return found
 
-    def originals(self, keys: Sequence[Any]) -> tuple[I64, ...] | None:
+    def ids_beside(self, path: Path) -> Path:
+        """Return the file of original ids beside a part's graph, which may not exist."""
+        return path.with_name(f"orig_{self._kind[0]}ids.dgl")
+
+    def originals(self, ids: Sequence[Array], keys: Sequence[Any], ranks: ReadingRanks) -> tuple[I64, ...] | None:
         """Return the original ids by type, in the order of ``keys``; None, and a line of the log, if not known."""
-        if all(len(of_parts) == self._config.num_parts for of_parts in self._originals):
-            counts = self.sizes.sum(axis=1).tolist()
-            typed = typewise(list(map(np.concatenate, self._originals)), counts)
+        if (self.known < self._config.num_parts).any():
+            text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
+            get_logger().warning(text, self._config.path, self._kind)
+            return None
+        counts = self.sizes.sum(axis=1).tolist()
+
+        def make() -> I64:
+            typed = typewise(ids, counts)
             if typed is None:
                 raise GraphDataError(f"original ids of {self._kind}s are not those of {counts} {self._kind}s")
-            return tuple(typed[t] for t in _order(keys))
-        text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
-        get_logger().warning(text, self._config.path, self._kind)
-        return None
+            joined: I64 = np.concatenate([np.zeros(0, np.int64), *typed])
+            return joined
+
+        whole = ranks.once("reading original ids", make)
+        typed = np.split(whole, np.cumsum(counts)[:-1])
+        return tuple(typed[t] for t in _order(keys))
 
     def features(self, types: Mapping[str, int]) -> list[dict[str, Feature]]:
         """Return the features of each type, in the files of all parts; ``types`` has the number of each name of one."""
@@ -204,6 +216,11 @@ class _Rows:
         return feats
 
 
+def _begins(tables: Sequence[I64]) -> list[int]:
+    """Return the number of the first row of each of some tables that lie one below the other."""
+    return [0, *accumulate(map(len, tables[:-1]))]
+
+
 def _order(keys: Sequence[Any]) -> list[int]:
     """Return the numbers of types in the order of their names, as in every graph."""
     return sorted(range(len(keys)), key=keys.__getitem__)
@@ -214,30 +231,56 @@ def _by_part(table: I64) -> I64:
     return table.swapaxes(0, 1).reshape(-1, *table.shape[2:])
 
 
-def _source(config: _Config, scratch: Scratch) -> GraphSource:
+def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
     nodes = _Rows(config, "node", DEFAULT_NTYPE)
     edges = _Rows(config, "edge", relation_key(DEFAULT_ETYPE))
-    ends = [(scratch.empty(count, np.int64), scratch.empty(count, np.int64)) for count in edges.sizes.sum(1).tolist()]
-    joined: list[list[set[int]]] = [[set(), set()] for _ in ends]  # the types of sources and destinations
+    joined: list[list[set[int]]] = [[set(), set()] for _ in edges.names]  # the types of sources and destinations
     limits = _by_part(nodes.ranges[:, :, 1])
     # what makes a homogeneous id one of its type
     shifts = _by_part(np.cumsum(nodes.sizes, axis=1) - nodes.sizes - nodes.ranges[:, :, 0])
-    for part in range(config.num_parts):
+    # one array: original ids of nodes by type, then of edges, sources and destinations by relation
+    tables = (nodes.sizes, edges.sizes, edges.sizes, edges.sizes)
+    bounds = np.cumsum([0, *(count for sizes in tables for count in sizes.sum(1).tolist())])
+    first_of = [bounds[:-1][begin : begin + len(sizes)] for begin, sizes in zip(_begins(tables), tables, strict=True)]
+
+    def read(part: int) -> Iterator[tuple[int, Array]]:
         path = config.file(part, "part_graph")
         graph = read_part_graph(path)
-        nodes.own(part, path, graph.ndata)
-        for r, rows in enumerate(edges.own(part, path, graph.edata)):
-            begin = int(edges.sizes[r, :part].sum())
-            for side, (whole, local) in enumerate(zip(ends[r], (graph.src, graph.dst), strict=True)):
-                ids = graph.ndata[_ID][local[rows]].astype(np.int64)
-                place = np.searchsorted(limits, ids, side="right")
-                if (ids < 0).any() or (place == len(limits)).any():
-                    raise GraphDataError(f"{path}: an edge ends in a node that does not exist")
-                whole[begin : begin + len(rows)] = ids + shifts[place]
-                types = set(np.unique(place % len(nodes.names)).tolist()) | joined[r][side]
-                if len(types) > 1:
-                    raise GraphDataError(f"{path}: edges of {edges.names[r]!r} join different types of nodes")
-                joined[r][side] = types
+        for rows, first, data in ((nodes, first_of[0], graph.ndata), (edges, first_of[1], graph.edata)):
+            for number, (own, ids) in enumerate(rows.own(part, path, data)):
+                begin = int(rows.sizes[number, :part].sum())
+                if ids is not None:
+                    rows.known[number] += 1
+                    yield first[number] + begin, ids.astype(np.int64)
+                for side, local in enumerate((graph.src, graph.dst) if rows is edges else ()):
+                    homogeneous = graph.ndata[_ID][local[own]].astype(np.int64)
+                    place = np.searchsorted(limits, homogeneous, side="right")
+                    if (homogeneous < 0).any() or (place == len(limits)).any():
+                        raise GraphDataError(f"{path}: an edge ends in a node that does not exist")
+                    yield first_of[2 + side][number] + begin, homogeneous + shifts[place]
+                    joined[number][side] |= set(np.unique(place % len(nodes.names)).tolist())
+
+    def own_parts() -> Iterator[tuple[int, Array]]:
+        for part in range(ranks.exchange.rank, config.num_parts, ranks.exchange.size):
+            yield from read(part)
+
+    for part in range(config.num_parts):
+        path = config.file(part, "part_graph")
+        for rows in (nodes, edges):
+            if rows.ids_beside(path).exists():
+                config.read(rows.ids_beside(path))
+    whole = ranks.rows(f"reading {config.path}", int(bounds[-1]), np.int64, own_parts)
+    pieces = np.split(whole, bounds[1:-1])
+    begins = _begins(tables)
+    ends = list(zip(pieces[begins[2] : begins[3]], pieces[begins[3] :], strict=True))
+    nodes.known = ranks.exchange.total(nodes.known)
+    edges.known = ranks.exchange.total(edges.known)
+    told = ranks.exchange.gather_json([[list(map(list, sides)) for sides in joined], config.unread_data])
+    config.unread_data = sum((Counter(unread) for _, unread in told), Counter())
+    joined = [[{t for its, _ in told for t in its[r][side]} for side in (0, 1)] for r in range(len(joined))]
+    for name, sides in zip(edges.names, joined, strict=True):
+        if max(map(len, sides)) > 1:
+            raise GraphDataError(f"{config.path}: edges of {name!r} join different types of nodes")
     joined_names = [[nodes.names[t] for side in sides for t in side] for sides in joined]
     relations = [
         _relation(name, nodes.names, types_joined) for name, types_joined in zip(edges.names, joined_names, strict=True)
@@ -255,8 +298,8 @@ def _source(config: _Config, scratch: Scratch) -> GraphSource:
         dict(zip(nodes.names, of_nodes, strict=True)),
         dict(zip(relations, of_edges, strict=True)),
         path=str(config.path),
-        node_ids=nodes.originals(nodes.names),
-        edge_ids=edges.originals(relations),
+        node_ids=nodes.originals(pieces[: begins[1]], nodes.names, ranks),
+        edge_ids=edges.originals(pieces[begins[1] : begins[2]], relations, ranks),
         parts=Parts(np.concatenate(of_types), config.num_parts),
         left_out=config.left_out(),
     )

@@ -252,7 +252,6 @@ NPY_DIRECTORY = Layout(
     "edge_src.npy",
     lambda path: (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy")),
     _read_npy_directory,
-    by_all_ranks=True,
 )
-HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5, by_all_ranks=True)
-NPZ = Layout("npz", "", Path.is_file, _read_npz, by_all_ranks=True)
+HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5)
+NPZ = Layout("npz", "", Path.is_file, _read_npz)

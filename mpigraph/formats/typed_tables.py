@@ -43,12 +43,13 @@ from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
-from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, is_table, open_tables
+from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, read_values
+from mpigraph.formats.table_files import Tables, is_table
+from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
-from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_mask
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_float32, as_floats, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -72,13 +73,13 @@ class _NodeTable:
 
     Attributes:
         ntype: the node type.
-        files: csv or parquet files of the same columns, one table in this order.
+        tables: its files.
         id_column: the column by whose values edges name nodes; None: by the number of the row, from 0.
     """
 
     ntype: str
-    files: tuple[Path, ...]
-    id_column: str | None = None
+    tables: Tables
+    id_column: str | None
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,15 @@ class _EdgeTable:
 
     Attributes:
         relation: ``(src_type, rel, dst_type)``.
-        files: as in :class:`_NodeTable`.
+        tables: its files.
         src_column: the column with the ids of the sources.
         dst_column: the column with the ids of the destinations.
     """
 
     relation: Relation
-    files: tuple[Path, ...]
-    src_column: str = "src"
-    dst_column: str = "dst"
+    tables: Tables
+    src_column: str
+    dst_column: str
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class _Plan:
     ``words`` are categories and the split, ``kind`` is the column with types.
     """
 
-    tables: TextFiles | ParquetFiles
+    tables: Tables
     ids: tuple[str, ...]
     words: dict[str, str]
     features: dict[str, tuple[str, ...]]
@@ -113,17 +114,17 @@ class _Plan:
 
     @classmethod
     def of(cls, table: _NodeTable | _EdgeTable, options: TableOptions) -> "_Plan":
-        tables = open_tables(table.files, _form(table, options))
+        tables = table.tables
         columns = [table.id_column] if isinstance(table, _NodeTable) else [table.src_column, table.dst_column]
         ids = tuple(column for column in columns if column is not None)
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
         if unnamed:
-            get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
+            get_logger().warning("%s: column %r, an index of pandas, is left out", tables.paths[0], unnamed[0])
         kind = options.node_type if isinstance(table, _NodeTable) else options.edge_type
-        features = _features_of([its for its in tables.names if its not in (*ids, *_INDEX, kind)], tables, options)
+        features = _features_of([its for its in tables.names if its not in (*ids, *_INDEX, kind)], options)
         for column in (*ids, *filter(None, [kind]), *(column for its in features.values() for column in its)):
             if column not in tables.names:
-                raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
+                raise GraphDataError(f"{tables.paths[0]}: has no column {column!r} (got {', '.join(tables.names)})")
         as_words = {_SPLIT, *options.categories}
         words = {name: its[0] for name, its in features.items() if name in as_words or its[0] in options.categories}
         return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words}, kind)
@@ -212,24 +213,38 @@ class _Table:
             if not options.types.keys().isdisjoint((feature, *columns))
         }
         self._types = types
-        read = read_columns(plan.tables, ids, plan.features, types, ranks, options.fill)
-        self.length = sum(read.lengths)
-        self.ids = [read.ids[column] for column in plan.ids]
+        tables = plan.tables
+        tables.parse(self._ways(plan, ids, options))
+        features = _matrices_of_numbers(tables, plan.features)
+        read = read_values(tables, features, types, ranks, options.fill)
+        self.length = sum(tables.lengths)
+        columns = {column: IdColumn(tables, column) for column in ids}
+        self.ids = [columns[column] for column in plan.ids]
         self.features: dict[str, Feature] = {}
         for feature, column in plan.words.items():
             if feature == _SPLIT:
-                self.features |= _masks(read.ids[column], ranks)
+                self.features |= _masks(columns[column], ranks)
             else:
-                kinds = _category(f"{name}: column {column}", read.ids[column], ranks)
+                kinds = _category(f"{name}: column {column}", columns[column], ranks)
                 self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
-        self.kinds = _category(f"{name}: column {plan.kind}", read.ids[plan.kind], ranks) if plan.kind else None
+        self.kinds = _category(f"{name}: column {plan.kind}", columns[plan.kind], ranks) if plan.kind else None
         self.left_out: list[str] = []
-        for feature, values in read.values.items():
+        for feature, values in read.items():
             if values.kind in NO_NUMBERS:
                 first = f": the first is in {values.place}" if values.place else ""
                 self.left_out.append(f"{name}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
             else:
                 self.features[feature] = self._feature(feature, values)
+
+    def _ways(self, plan: _Plan, ids: Sequence[str], options: TableOptions) -> dict[str, Way]:
+        """Return what the columns of text become."""
+        ways = {column: Way(self._types.get(column, ""), is_ids=True) for column in ids}
+        for feature, columns in plan.features.items():
+            dtype = self._types.get(feature, "")
+            for column in columns if dtype != "string" else ():
+                fill = options.fill.get(column, options.fill.get(feature, ""))
+                ways[column] = Way(dtype, fill, is_beside=len(columns) > 1 and not dtype)
+        return ways
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
@@ -255,14 +270,7 @@ def _as_float32(rows: Array) -> Array:
     return cast
 
 
-def _form(table: _NodeTable | _EdgeTable | None, options: TableOptions) -> TextForm:
-    first = ("id",) if isinstance(table, _NodeTable) else ("src", "dst")
-    return TextForm(headless=options.no_header, first=first, decimal=options.decimal)
-
-
-def _features_of(
-    names: Sequence[str], tables: TextFiles | ParquetFiles, options: TableOptions
-) -> dict[str, tuple[str, ...]]:
+def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple[str, ...]]:
     """Return the columns of each feature: as the user has named them, matrices by numbered names, and single ones."""
     features = {}
     taken = set()
@@ -283,12 +291,26 @@ def _features_of(
         columns = [by_number[number] for number in sorted(by_number)]
         numbers = sorted(by_number)
         is_row = len(columns) > 1 and numbers in (list(range(len(columns))), list(range(1, len(columns) + 1)))
-        if is_row and feature and feature not in names and feature not in features and are_numbers(tables, columns):
+        if is_row and feature and feature not in names and feature not in features:
             features[feature] = tuple(columns)
             taken |= set(columns)
+    return features | {name: (name,) for name in names if name not in taken}
+
+
+def _matrices_of_numbers(tables: Tables, features: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return features with columns of numbered names as single ones, unless all of them are numbers."""
+    result: dict[str, tuple[str, ...]] = {}
+    for feature, columns in features.items():
+        is_numbered = len(columns) > 1 and all(re.fullmatch(rf"{re.escape(feature)}[_\-. ]*\d+", c) for c in columns)
+        kinds = {tables.kinds.get(column, "string") for column in columns}
+        if is_numbered and not kinds <= {"integer", "float", "bool", "none"}:
+            result |= {column: (column,) for column in columns}
+            continue
+        result[feature] = columns
+        if is_numbered:
             text = "%s: columns %s to %s become the rows of one feature %r"
             get_logger().warning(text, tables.paths[0], columns[0], columns[-1], feature)
-    return features | {name: (name,) for name in names if name not in taken}
+    return result
 
 
 def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
@@ -306,18 +328,18 @@ def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
 
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
-    parts = ranks.rows("reading the split", np.uint8, lambda: _splits(words, ranks))
+    parts = ranks.rows("reading the split", len(words), np.uint8, lambda: _splits(words, ranks))
     return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
 
 
-def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
-    for values, positions, place in words.texts(True, ranks):
+def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[tuple[int, Array]]:
+    for first, values, positions, place in words.texts(ranks, blanks=True):
         parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
         if len(parts) and parts.max() == 4:
             row = int((parts == 4).argmax())
             word = values[positions[row]].decode()
             raise GraphDataError(f"{place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
-        yield parts
+        yield first, parts
 
 
 def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
@@ -334,15 +356,16 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
     known = [key.decode() if names.is_text else key for key in keys.tolist()]
     missing = 0
 
-    def own() -> Iterator[Array]:
+    def own() -> Iterator[tuple[int, Array]]:
         nonlocal missing
-        for values, positions, _ in names.texts(True, ranks):
+        for first, values, positions, _ in names.texts(ranks, blanks=True):
             numbers = np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
             missing += int((numbers < 0).sum())
-            yield numbers
+            yield first, numbers
 
+    codes: RowArray
     if names.is_text:
-        codes = ranks.rows(doing, np.int64, own)
+        codes = ranks.rows(doing, len(names), np.int64, own)
     else:
         codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
     missing = ranks.exchange.sum_of(missing)
@@ -384,10 +407,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     if len(node_files) == 1 and only is None:
         only = unquote(next(iter(node_files)))
     relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
-    node_tables = [
-        _node_table(unquote(name) or DEFAULT_NTYPE, files, options.tables) for name, files in node_files.items()
-    ]
-    edge_tables = [_edge_table(relations[name], files, options.tables) for name, files in edge_files.items()]
+    node_tables = [_node_table(unquote(name) or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
+    edge_tables = [_edge_table(relations[name], files, options) for name, files in edge_files.items()]
     if options.num_nodes is not None and relations != {"": DEFAULT_ETYPE}:
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
     counts = {} if options.num_nodes is None else {DEFAULT_NTYPE: options.num_nodes}
@@ -474,11 +495,13 @@ def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) ->
     return only, unquote(name) or DEFAULT_ETYPE[1], only
 
 
-def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _NodeTable:
-    tables = open_tables(files, _form(_NodeTable(ntype, ()), options))
+def _node_table(ntype: str, files: Sequence[Path], read: ReadOptions) -> _NodeTable:
+    options = read.tables
+    text_form = TextForm(headless=options.no_header, first=("id",), decimal=options.decimal)
+    tables = Tables(files, read.ranks, text_form)
     known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
     column = next((name for name in known if name in tables.names), None)
-    if isinstance(tables, TextFiles) and not options.no_header:
+    if tables.is_text and not options.no_header:
         numbers = [name for name in tables.names if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", name)]
         if tables.no_header or (column is None and numbers):
             line = ", ".join(tables.no_header or tables.names)
@@ -487,13 +510,14 @@ def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _No
     if column is None:
         text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
         get_logger().warning(text, files[0], ", ".join(filter(None, known)))
-    return _NodeTable(ntype, tuple(files), column)
+    return _NodeTable(ntype, tables, column)
 
 
-def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> _EdgeTable:
-    tables = open_tables(files, _form(None, options))
+def _edge_table(relation: Relation, files: Sequence[Path], read: ReadOptions) -> _EdgeTable:
+    options = read.tables
+    tables = Tables(files, read.ranks, TextForm(headless=options.no_header, decimal=options.decimal))
     names = tables.names
-    fields = tables.no_header if isinstance(tables, TextFiles) and not options.no_header else []
+    fields = [] if options.no_header else tables.no_header
     if len(fields) == 3 and fields[2].lstrip("-").isdecimal():
         raise GraphDataError(
             f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): "
@@ -502,11 +526,11 @@ def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
     for pair in [*named, *_ENDS]:
         if all(end in names for end in pair):
-            return _EdgeTable(relation, tuple(files), *pair)
+            return _EdgeTable(relation, tables, *pair)
     raise GraphDataError(
         f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
         f"--columns src=NAME --columns dst=NAME, or --no-header; got {', '.join(names)})"
     )
 
 
-TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"), by_all_ranks=True)
+TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"))

@@ -11,7 +11,7 @@ from input_checks import bytes_in_memory, check_all, check_parts, rows
 from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.formats import table_files
+from mpigraph.formats import text_files
 from mpigraph.formats.id_maps import Distinct
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
@@ -66,7 +66,7 @@ WRITERS = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(text_files, "_BLOCK_BYTES", 200)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -287,9 +287,8 @@ def test_types_that_the_user_names(tmp_path):
         path = write_text(tmp_path / "g.csv", [*lines, bad], "src,dst,w")
         with pytest.raises(GraphDataError, match=message):
             read_source(path, tables=TableOptions(types={"w": dtype}))
-    source = read_source(write_parquet(tmp_path / "g.parquet"), tables=TableOptions(types={"weight": "int64"}))
     with pytest.raises(GraphDataError, match=r"g.parquet: weight, row 0: 0.* does not fit int64"):
-        rows(feature(source, "weight").values)
+        read_source(write_parquet(tmp_path / "g.parquet"), tables=TableOptions(types={"weight": "int64"}))
 
 
 def test_files_come_in_natural_order_which_is_said(tmp_path, caplog):
@@ -488,10 +487,12 @@ def test_distinct_values_are_merged():
 
 def test_a_scratch_folder_that_cannot_be_written_is_one_error(tmp_path):
     path = write_csv(tmp_path / "g.csv")
-    with pytest.raises(StorageError, match=rf"{tmp_path}/no: a temporary file cannot be written"):
+    with pytest.raises(StorageError, match=rf"{tmp_path}/no: cannot make a temporary folder"):
         read_source(path, scratch=tmp_path / "no")
     (tmp_path / "scratch").mkdir()
-    read_source(path, scratch=tmp_path / "scratch")
+    source = read_source(path, scratch=tmp_path / "scratch")
+    assert len(list((tmp_path / "scratch").iterdir())) == 1
+    del source
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
