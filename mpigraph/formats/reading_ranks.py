@@ -1,7 +1,7 @@
 """Ranks that read an input together: what one has made lies in a folder that all of them see.
 
-The folder is removed when the graph is no longer used, or at the end of the process. One that a killed process has left
-is removed by the next that reads in the same place.
+The last rank that no longer uses the graph, or that ends, removes the folder. One that a killed job has left is removed
+by the next that reads in the same place.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +57,18 @@ class ReadingRanks:
                 self.exchange.together(f"making a folder in {place}"),
                 storage_errors(place, "make a temporary folder"),
             ):
-                made = _new_folder(self, place) if self.exchange.rank == 0 else ""
+                made = _new_folder(place) if self.exchange.rank == 0 else ""
             self._folder = Path(self.exchange.gather_json(made)[0])
             with self.exchange.together(f"making a folder in {place}"):
                 if not self._folder.is_dir():
                     advice = "give --scratch a folder that the ranks of all hosts see"
                     raise StorageError(f"{place}: host {os.uname().nodename} does not see what another makes: {advice}")
+                lock = open(self._folder / _LOCK, "rb")
+                _locked(lock, fcntl.LOCK_SH)
+                weakref.finalize(self, _remove, self._folder, lock, self.exchange.rank == 0)
+            with self.exchange.together(f"making a folder in {place}"):  # all ranks have the lock
+                if self.exchange.rank == 0:
+                    (self._folder / _LOCK).write_bytes(b"locked")
         self._made += 1
         return self._folder / f"{self._made}{ending}"
 
@@ -115,21 +121,32 @@ class ReadingRanks:
         return items[first:last]
 
 
-def _new_folder(ranks: ReadingRanks, place: Path) -> str:
-    """Make a folder that is removed with the ranks, and remove those that killed processes have left."""
+def _new_folder(place: Path) -> str:
+    """Make a folder, and remove those that killed jobs have left."""
     for left in place.glob(f"{_PREFIX}*"):
         with suppress(OSError), open(left / _LOCK, "rb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
-            shutil.rmtree(left, ignore_errors=True)
+            if held.read() and _locked(held, fcntl.LOCK_EX):
+                shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    lock = open(folder / "new", "wb")
-    with suppress(OSError):  # where a file system has no locks nothing is taken for left
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(lock.name, folder / _LOCK)
-    weakref.finalize(ranks, _remove, folder, lock)
+    (folder / _LOCK).touch()
     return str(folder)
 
 
-def _remove(folder: Path, lock: Any) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _locked(file: IO[bytes], kind: int) -> bool | None:
+    """Lock a file; return whether that could be done now, None where the file system has no locks."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _remove(folder: Path, lock: IO[bytes], is_first: bool) -> None:
+    """Remove the folder if no other rank uses it."""
+    _locked(lock, fcntl.LOCK_UN)
+    is_last = _locked(lock, fcntl.LOCK_EX)
+    if is_last or (is_last is None and is_first):
+        shutil.rmtree(folder, ignore_errors=True)
     lock.close()

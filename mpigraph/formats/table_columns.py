@@ -140,7 +140,10 @@ def read_values(
     read = {}
     for name, columns in values.items():
         with errors.collected():
-            parts = [_values(tables, key, wishes[name, key], looks[key], name) for key in columns]
+            parts = [
+                _values(tables, key, wishes[name, key], looks[key], name if len(columns) == 1 else key)
+                for key in columns
+            ]
             read[name] = next((part for part in parts if part.kind in NO_NUMBERS), parts[0])
             if len(parts) > 1 and read[name].kind not in NO_NUMBERS:
                 dtype = types.get(name, "")
