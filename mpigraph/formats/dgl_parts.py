@@ -164,12 +164,12 @@ class _Rows:
         file = self.ids_beside(path)
         beside = read_tensors(file) if file.exists() else {}
         unread.update(f"{key!r} in {file.name}" for key in beside if key not in self.names)
-        found: list[tuple[I64, I64 | None]] = []
+        of_types: list[tuple[I64, I64 | None]] = []
         for name, of_type in zip(self.names, np.split(rows[order], np.cumsum(self.sizes[:-1, part])), strict=True):
             in_graph = data["orig_id"][of_type] if "orig_id" in data else np.zeros(0, bool)
             ids = np.asarray(beside[name].values) if name in beside else in_graph
-            found.append((of_type, ids if ids.shape == of_type.shape and ids.dtype.kind in "iu" else None))
-        return found
+            of_types.append((of_type, ids if ids.shape == of_type.shape and ids.dtype.kind in "iu" else None))
+        return of_types
 
     def ids_beside(self, path: Path) -> Path:
         """Return the file of original ids beside a part's graph, which may not exist."""

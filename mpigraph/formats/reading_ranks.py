@@ -57,8 +57,8 @@ class ReadingRanks:
                 self.exchange.together(f"making a folder in {place}"),
                 storage_errors(place, "make a temporary folder"),
             ):
-                made = _new_folder(place) if self.exchange.rank == 0 else ""
-            self._folder = Path(self.exchange.gather_json(made)[0])
+                path = _new_folder(place) if self.exchange.rank == 0 else ""
+            self._folder = Path(self.exchange.gather_json(path)[0])
             with self.exchange.together(f"making a folder in {place}"):
                 if not self._folder.is_dir():
                     advice = "give --scratch a folder that the ranks of all hosts see"

@@ -94,14 +94,14 @@ class ValueColumn(NamedTuple):
 
 
 class _Wish(NamedTuple):
-    """What the user has said of a column: a dtype, and what rows without a value get; "" for nothing."""
+    """The user's words about a column: a dtype, and the value of rows without one; "" for nothing."""
 
     dtype: str
     fill: str
 
 
 class _Look(NamedTuple):
-    """What the rows of a column tell that must be known before they are read."""
+    """Facts about the rows of a column, or of a group of them, that its type and statistics do not tell."""
 
     missing: int = 0  # rows without a value
     first: tuple[int, int] = (-1, 0)  # the number of the file and the row of the first of them
@@ -158,25 +158,25 @@ def read_values(
 @collective("ranks")
 def _looks(tables: Tables, wishes: Mapping[str, _Wish], ranks: ReadingRanks) -> dict[str, _Look]:
     """Look at the rows of columns whose types and statistics do not tell all; each group of rows by one rank."""
-    found = dict.fromkeys(wishes, _Look())
+    looks = dict.fromkeys(wishes, _Look())
     to_read = [[key for key in wishes if _must_look(tables, group, key, wishes[key])] for group in tables.groups]
     if not any(to_read):
-        return found
+        return looks
 
     def look(number: int) -> dict[str, _Look]:
         return {key: _look(tables, tables.groups[number], key, wishes[key]) for key in to_read[number]}
 
     for of_group in ranks.exchange.map(f"reading {tables.paths[0]}", len(to_read), look):
         for key, its in of_group.items():
-            one, other = found[key], _Look(*its)
+            one, other = looks[key], _Look(*its)
             fractions = one.has_fractions or other.has_fractions
-            found[key] = _Look(
+            looks[key] = _Look(
                 one.missing + other.missing,
                 one.first if one.missing else other.first,
                 fractions,
                 one.total + other.total,
             )
-    return found
+    return looks
 
 
 def _must_look(tables: Tables, group: Group, key: str, wish: _Wish) -> bool:

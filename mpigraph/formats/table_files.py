@@ -218,7 +218,7 @@ class Tables:
         return concatenated([_GroupRows(self, group, name, read, last) for group in self.groups])
 
     def missing(self, group: Group, name: str) -> int | None:
-        """Return how many rows of a group have no value, if the file tells that; a NaN is none that it tells."""
+        """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
         if arrow().types.is_null(self._schemas[group.file].field(name).type):
             return group.length
         columns = self._metadata[group.file].row_group(group.number)

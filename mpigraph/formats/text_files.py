@@ -90,7 +90,7 @@ def head_of(path: Path, form: TextForm) -> Head:
 
 
 class Way(NamedTuple):
-    """What a column of text becomes."""
+    """The use of a column of text, and the user's words about it."""
 
     dtype: str = ""  # that the user has named, "string" for ids that stay text; "" for that of all rows
     fill: str = ""  # what a row without a value gets
