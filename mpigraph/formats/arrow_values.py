@@ -3,7 +3,6 @@
 The only module that imports pyarrow.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -228,7 +227,7 @@ def values_of(text: Any, place: Place, known: Any = None) -> Values:
         except pyarrow.ArrowInvalid:
             continue
     is_number = pyarrow.compute.match_substring_regex(text, _NUMBER)
-    return Values(None, pyarrow.compute.index(is_number, False).as_py())
+    return Values(None, max(0, pyarrow.compute.index(is_number, False).as_py()))
 
 
 def _parsed(text: Any, to: Any) -> Any:
@@ -266,28 +265,10 @@ def values_as(dtype: np.dtype[Any], text: Any, place: Place, fill: str = "") -> 
             return to_numpy(_parsed(bare, arrow().float64()), place, dtype.name, fill=fill)
     except arrow().ArrowInvalid:  # written in another way
         pass
-    column, _ = values_of(text, place)
+    column, row = values_of(text, place)
     if column is None:
-        rows = range(len(text))
-        row = bisect_left(rows, True, key=lambda last: values_of(text.slice(0, last + 1), place).column is None)
         raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} is no {dtype.name}")
     return to_numpy(column, place, dtype.name, fill=fill)
-
-
-def check_float32(text: Any, column: Any, place: Place) -> None:
-    """Check that float32 holds numbers. Raises GraphDataError: one is too large, or an integer would be rounded."""
-    rows = column.cast(arrow().float64(), safe=False).to_numpy(zero_copy_only=False)
-    try:
-        cast = as_dtype(rows, np.dtype(np.float32))
-    except RowError as error:
-        raise GraphDataError(f"{place(error.row)}: {error}") from None
-    lost = (cast != rows) & (rows == np.rint(rows))
-    if lost.any():
-        lost &= arrow().compute.match_substring_regex(text, r"^\s*[+-]?\d+\s*$").to_numpy(zero_copy_only=False)
-    if lost.any():
-        row = int(lost.argmax())
-        advice = "which columns side by side become; --types COLUMN=float64 or int64 keeps it"
-        raise GraphDataError(f"{place(row)}: {text[row].as_py().strip()} does not fit float32, {advice}")
 
 
 def _integers(text: Any, place: Place) -> Any:

@@ -6,6 +6,7 @@ type that all of its rows have: integers become floats where another row has a f
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from mpigraph.formats.input_files import Errors
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import Group, Tables
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, side_by_side
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, side_by_side
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
@@ -147,12 +148,24 @@ def read_values(
             read[name] = next((part for part in parts if part.kind in NO_NUMBERS), parts[0])
             if len(parts) > 1 and read[name].kind not in NO_NUMBERS:
                 dtype = types.get(name, "")
-                if not dtype:
-                    tables.check_float32(columns)
-                rows = [part.rows if dtype else as_floats(part.rows) for part in parts]
+                rows = [
+                    part.rows if dtype else MadeRows(partial(_beside, key), np.float32, part.rows)
+                    for key, part in zip(columns, parts, strict=True)
+                ]
                 read[name] = ValueColumn(dtype or "float32", side_by_side(rows))
     errors.check()
     return read
+
+
+def _beside(column: str, rows: Array) -> Array:
+    """Return numbers as float32. Raises RowError: one is too large, or an integer would be rounded."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast: Array = rows.astype(np.float32)
+        lost = (cast.astype(rows.dtype) != rows) & ((rows == np.rint(rows)) | np.isinf(cast))
+    if lost.any():
+        advice = "which columns side by side become; --types COLUMN=float64 or int64 keeps it"
+        raise RowError(int(lost.argmax()), f"{column}: {rows[lost][0]} does not fit float32, {advice}")
+    return cast
 
 
 @collective("ranks")

@@ -82,7 +82,6 @@ class Tables:
         self._form = form or TextForm()
         self._files = list(paths)  # of parquet
         self._texts: list[dict[str, int]] = [{} for _ in paths]
-        self._rounded: dict[str, str] = {}
         if self.is_text:
             heads = ranks.exchange.map(f"reading {paths[0]}", len(paths), lambda n: head_of(paths[n], self._form))
             self._heads = [Head(*head) for head in heads]
@@ -113,15 +112,13 @@ class Tables:
         folder = self._ranks.new_file("")
         largest = sorted(range(len(self.paths)), key=lambda file: -self.paths[file].stat().st_size)
 
-        def write(number: int) -> tuple[dict[str, int], dict[str, str]]:
+        def write(number: int) -> dict[str, int]:
             file = largest[number]
             folder.mkdir(exist_ok=True)
             return write_parquet(self.paths[file], self._form, self._heads[file], columns, folder / str(file))
 
         told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(largest), write)
-        for file, (texts, rounded) in sorted(zip(largest, told, strict=True)):
-            self._texts[file] = texts
-            self._rounded |= rounded
+        self._texts = [told[largest.index(file)] for file in range(len(largest))]
         self._files = [folder / str(file) for file in range(len(largest))]
         self._open()
         self._list_groups()
@@ -145,12 +142,6 @@ class Tables:
         for name, dtype in dtypes.items():
             is_integer = name in integers or (dtype not in ("", "string")) or self.kinds[name] == "integer"
             self.kinds[name] = "integer" if is_integer and dtype != "string" else "string"
-
-    def check_float32(self, names: Sequence[str]) -> None:
-        """Raise GraphDataError if text in one of some columns is an integer that float32 does not hold."""
-        for name in names:
-            if name in self._rounded:
-                raise GraphDataError(self._rounded[name])
 
     def _open(self) -> None:
         """Read what the parquet files tell of their columns and groups of rows."""

@@ -21,7 +21,6 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import (
     Place,
     arrow,
-    check_float32,
     have_points,
     ids_of,
     missing_in,
@@ -95,7 +94,6 @@ class Way(NamedTuple):
     dtype: str = ""  # that the user has named, "string" for ids that stay text; "" for that of all rows
     fill: str = ""  # what a row without a value gets
     is_ids: bool = False
-    is_beside: bool = False  # one of several that become rows of float32
 
 
 class _Column:
@@ -106,7 +104,6 @@ class _Column:
         self._decimal = decimal
         self.type: Any = None  # of all rows so far
         self.first_text: int | None = None  # of a column that is text: the first row that is no number, -1: unknown
-        self.rounded = ""  # the error of a number that float32 does not hold beside others
 
     def read(self, text: Any, done: int, place: Place) -> Any:
         """Return the values of a block that begins at row ``done``; None if the column is text."""
@@ -122,11 +119,6 @@ class _Column:
                 column, row = values_of(number, place, self.type)
             if self._decimal == "," and column is not None and type_kind(column.type) in _MAY_HAVE_POINTS:
                 _check_points(text, place)
-            if way.is_beside and column is not None and type_kind(column.type) in ("integer", "float"):
-                try:
-                    check_float32(number, column, place)
-                except GraphDataError as error:
-                    self.rounded = self.rounded or str(error)
         known = column.type if self.type is None and column is not None else self.type
         wider = None if column is None else wider_type(known, column.type)
         if wider is None and way.is_ids:
@@ -137,13 +129,10 @@ class _Column:
         return None if wider is None else column
 
 
-def write_parquet(
-    path: Path, form: TextForm, head: Head, columns: Mapping[str, Way], target: Path
-) -> tuple[dict[str, int], dict[str, str]]:
+def write_parquet(path: Path, form: TextForm, head: Head, columns: Mapping[str, Way], target: Path) -> dict[str, int]:
     """Parse columns of a file of text, and write them to a parquet file, each block as a group of rows.
 
-    Returns the first row that is no number (-1: unknown) of each column that is text and no ids, which is not written;
-    and of columns that float32 does not hold beside others the error.
+    Returns the first row that is no number (-1: unknown) of each column that is text and no ids, which is not written.
 
     Raises GraphDataError: values cannot be read; names file and row, of each column the first.
     """
@@ -181,8 +170,7 @@ def write_parquet(
         if writer is None:  # no rows
             parquet.write_table(arrow().table({name: arrow().nulls(0) for name in columns}), target)
         if writer is None or all(states[field.name].type in (None, field.type) for field in schema):
-            texts = {name: state.first_text for name, state in states.items() if state.first_text is not None}
-            return texts, {name: state.rounded for name, state in states.items() if state.rounded}
+            return {name: state.first_text for name, state in states.items() if state.first_text is not None}
 
 
 def _schema(states: Mapping[str, _Column]) -> Any:

@@ -122,7 +122,7 @@ class _Table:
             dtype = self._type(feature, its)
             for column in its if dtype != "string" else ():
                 fill = self._options.fill.get(column, self._options.fill.get(feature, ""))
-                ways[column] = Way(dtype, fill, is_beside=len(its) > 1 and not dtype)
+                ways[column] = Way(dtype, fill)
         tables.parse(ways)
         for feature, column in self.words.items():
             if feature == _SPLIT:

@@ -342,7 +342,7 @@ def test_integers_side_by_side_keep_their_digits(tmp_path, beside):
             rows(feature(read_source(path), "ts").values)
         as_asked = read_source(path, tables=TableOptions(types={"ts": "float64"}))
         assert rows(feature(as_asked, "ts").values).tolist() == [[1700000001, beside], [3, 4]]
-    path = write_text(tmp_path / "h.csv", ["0,1,1,16777216,1e9", "1,0,-3,4,123456789.0"], "src,dst,w_1,w_2,w_3")
+    path = write_text(tmp_path / "h.csv", ["0,1,1,16777216,1e9", "1,0,-3,4,123456789.5"], "src,dst,w_1,w_2,w_3")
     weights = feature(read_source(path), "w")
     assert weights.dtype == "float32" and rows(weights.values)[:, :2].tolist() == [[1, 2**24], [-3, 4]]
 
