@@ -15,10 +15,9 @@ run code.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
-from mpigraph.storage.files import read_text
+from mpigraph.storage.files import read_text, storage_errors
 
 _ID = "_ID"
 _OWN = (_ID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
@@ -102,6 +101,14 @@ class _Config:
         return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in counts.items())
 
 
+class _Own(NamedTuple):
+    """Own nodes or edges of a part, of one type."""
+
+    rows: I64  # in the part's graph
+    ids: I64  # original ids, or the rows where they are not known
+    are_known: bool
+
+
 class _Rows:
     """The nodes, or the edges, of all parts.
 
@@ -120,7 +127,6 @@ class _Rows:
         self._kind = kind
         self.ranges = self._ranges(f"{kind}_map", config.content[f"{kind}_map"], config.content[f"num_{kind}s"])
         self.sizes: I64 = np.diff(self.ranges, axis=2)[:, :, 0]
-        self.known: I64 = np.zeros(len(self.names), np.int64)  # of how many parts the original ids were found
 
     def _ranges(self, what: str, table: Any, total: object) -> I64:
         if isinstance(table, list):
@@ -146,10 +152,10 @@ class _Rows:
             raise GraphDataError(f"{what} covers {flat[-1, 1]} ids, expected {total}")
         return ranges_of
 
-    def own(self, part: int, path: Path, data: Mapping[str, Array]) -> list[tuple[I64, I64 | None]]:
-        """Return for each type the rows of a part's own nodes or edges in the order of their ids, and original ids.
+    def own(self, part: int, path: Path, data: Mapping[str, Array], unread: Counter[str]) -> list["_Own"]:
+        """Return for each type a part's own nodes or edges in the order of their ids.
 
-        ``data`` are those of the part's graph in the file ``path``.
+        ``data`` are those of the part's graph in the file ``path``; what is not read of them is counted.
         """
         for name in (_ID, f"inner_{self._kind}"):
             if name not in data or data[name].ndim != 1 or data[name].dtype.kind not in "iu":
@@ -159,32 +165,41 @@ class _Rows:
         order = np.argsort(ids, kind="stable")
         if not np.array_equal(ids[order], np.arange(self.ranges[0, part, 0], self.ranges[-1, part, 1])):
             raise GraphDataError(f"{path}: its own {self._kind}s are not those that {self._config.path.name} says")
-        unread = self._config.unread_data
         unread.update(f"{self._kind} data {name!r} in {path.name}" for name in data if name not in _OWN)
         file = self.ids_beside(path)
         beside = read_tensors(file) if file.exists() else {}
         unread.update(f"{key!r} in {file.name}" for key in beside if key not in self.names)
-        of_types: list[tuple[I64, I64 | None]] = []
+        of_types = []
         for name, of_type in zip(self.names, np.split(rows[order], np.cumsum(self.sizes[:-1, part])), strict=True):
             in_graph = data["orig_id"][of_type] if "orig_id" in data else np.zeros(0, bool)
             ids = np.asarray(beside[name].values) if name in beside else in_graph
-            of_types.append((of_type, ids if ids.shape == of_type.shape and ids.dtype.kind in "iu" else None))
+            are_known = ids.shape == of_type.shape and ids.dtype.kind in "iu"
+            of_types.append(_Own(of_type, ids.astype(np.int64) if are_known else of_type, are_known))
         return of_types
 
     def ids_beside(self, path: Path) -> Path:
         """Return the file of original ids beside a part's graph, which may not exist."""
         return path.with_name(f"orig_{self._kind[0]}ids.dgl")
 
-    def originals(self, ids: Sequence[Array], keys: Sequence[Any], ranks: ReadingRanks) -> tuple[I64, ...] | None:
-        """Return the original ids by type, in the order of ``keys``; None, and a line of the log, if not known."""
-        if (self.known < self._config.num_parts).any():
+    def originals(
+        self,
+        ids: Sequence[Sequence[Array]],
+        are_known: Sequence[Sequence[bool]],
+        keys: Sequence[Any],
+        ranks: ReadingRanks,
+    ) -> tuple[I64, ...] | None:
+        """Return the original ids by type, in the order of ``keys``; None, and a line of the log, if not known.
+
+        ``ids`` are those of all parts by type, ``are_known`` whether a part has those of a type.
+        """
+        if not all(map(all, are_known)):
             text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
             get_logger().warning(text, self._config.path, self._kind)
             return None
         counts = self.sizes.sum(axis=1).tolist()
 
         def make() -> I64:
-            typed = typewise(ids, counts)
+            typed = typewise([np.concatenate(of_type) for of_type, _ in zip(ids, counts, strict=False)], counts)
             if typed is None:
                 raise GraphDataError(f"original ids of {self._kind}s are not those of {counts} {self._kind}s")
             joined: I64 = np.concatenate([np.zeros(0, np.int64), *typed])
@@ -216,11 +231,6 @@ class _Rows:
         return feats
 
 
-def _begins(tables: Sequence[I64]) -> list[int]:
-    """Return the number of the first row of each of some tables that lie one below the other."""
-    return [0, *accumulate(map(len, tables[:-1]))]
-
-
 def _order(keys: Sequence[Any]) -> list[int]:
     """Return the numbers of types in the order of their names, as in every graph."""
     return sorted(range(len(keys)), key=keys.__getitem__)
@@ -234,50 +244,49 @@ def _by_part(table: I64) -> I64:
 def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
     nodes = _Rows(config, "node", DEFAULT_NTYPE)
     edges = _Rows(config, "edge", relation_key(DEFAULT_ETYPE))
-    joined: list[list[set[int]]] = [[set(), set()] for _ in edges.names]  # the types of sources and destinations
     limits = _by_part(nodes.ranges[:, :, 1])
     # what makes a homogeneous id one of its type
     shifts = _by_part(np.cumsum(nodes.sizes, axis=1) - nodes.sizes - nodes.ranges[:, :, 0])
-    # one array: original ids of nodes by type, then of edges, sources and destinations by relation
-    tables = (nodes.sizes, edges.sizes, edges.sizes, edges.sizes)
-    bounds = np.cumsum([0, *(count for sizes in tables for count in sizes.sum(1).tolist())])
-    first_of = [bounds[:-1][begin : begin + len(sizes)] for begin, sizes in zip(_begins(tables), tables, strict=True)]
-
-    def read(part: int) -> Iterator[tuple[int, Array]]:
-        path = config.file(part, "part_graph")
-        graph = read_part_graph(path)
-        for rows, first, data in ((nodes, first_of[0], graph.ndata), (edges, first_of[1], graph.edata)):
-            for number, (own, ids) in enumerate(rows.own(part, path, data)):
-                begin = int(rows.sizes[number, :part].sum())
-                if ids is not None:
-                    rows.known[number] += 1
-                    yield first[number] + begin, ids.astype(np.int64)
-                for side, local in enumerate((graph.src, graph.dst) if rows is edges else ()):
-                    homogeneous = graph.ndata[_ID][local[own]].astype(np.int64)
-                    place = np.searchsorted(limits, homogeneous, side="right")
-                    if (homogeneous < 0).any() or (place == len(limits)).any():
-                        raise GraphDataError(f"{path}: an edge ends in a node that does not exist")
-                    yield first_of[2 + side][number] + begin, homogeneous + shifts[place]
-                    joined[number][side] |= set(np.unique(place % len(nodes.names)).tolist())
-
-    def own_parts() -> Iterator[tuple[int, Array]]:
-        for part in range(ranks.exchange.rank, config.num_parts, ranks.exchange.size):
-            yield from read(part)
-
+    folder = ranks.new_file("")
     for part in range(config.num_parts):
         path = config.file(part, "part_graph")
         for rows in (nodes, edges):
             if rows.ids_beside(path).exists():
                 config.read(rows.ids_beside(path))
-    whole = ranks.rows(f"reading {config.path}", int(bounds[-1]), np.int64, own_parts)
-    pieces = np.split(whole, bounds[1:-1])
-    begins = _begins(tables)
-    ends = list(zip(pieces[begins[2] : begins[3]], pieces[begins[3] :], strict=True))
-    nodes.known = ranks.exchange.total(nodes.known)
-    edges.known = ranks.exchange.total(edges.known)
-    told = ranks.exchange.gather_json([[list(map(list, sides)) for sides in joined], config.unread_data])
-    config.unread_data = sum((Counter(unread) for _, unread in told), Counter())
-    joined = [[{t for its, _ in told for t in its[r][side]} for side in (0, 1)] for r in range(len(joined))]
+
+    def read(part: int) -> tuple[list[list[bool]], list[list[list[int]]], Mapping[str, int]]:
+        """Write original ids of nodes and edges by type, then sources and destinations, to a file of the part.
+
+        Returns what original ids are known, the types of nodes that edges join, and data that are not read.
+        """
+        path = config.file(part, "part_graph")
+        graph = read_part_graph(path)
+        unread: Counter[str] = Counter()
+        own = [rows.own(part, path, of, unread) for rows, of in ((nodes, graph.ndata), (edges, graph.edata))]
+        ids = [of_type.ids for of_kind in own for of_type in of_kind]
+        joined: list[list[list[int]]] = [[] for _ in edges.names]
+        for local in (graph.src, graph.dst):
+            for types, of_relation in zip(joined, own[1], strict=True):
+                homogeneous = graph.ndata[_ID][local[of_relation.rows]].astype(np.int64)
+                place = np.searchsorted(limits, homogeneous, side="right")
+                if (homogeneous < 0).any() or (place == len(limits)).any():
+                    raise GraphDataError(f"{path}: an edge ends in a node that does not exist")
+                ids.append(homogeneous + shifts[place])
+                types.append(np.unique(place % len(nodes.names)).tolist())
+        with storage_errors(folder, "write a temporary file"):
+            folder.mkdir(exist_ok=True)
+            np.save(folder / f"{part}.npy", np.concatenate(ids))
+        return [[of_type.are_known for of_type in of_kind] for of_kind in own], joined, unread
+
+    told = ranks.exchange.map(f"reading {config.path}", config.num_parts, read)
+    sizes = np.concatenate([nodes.sizes, edges.sizes, edges.sizes, edges.sizes])
+    files = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in range(config.num_parts)]
+    pieces = [np.split(file, np.cumsum(its)[:-1]) for file, its in zip(files, sizes.T, strict=True)]
+    tables = list(zip(*pieces, strict=True))
+    of_ends = [concatenated(table) for table in tables[len(nodes.names) + len(edges.names) :]]
+    ends = list(zip(of_ends[: len(edges.names)], of_ends[len(edges.names) :], strict=True))
+    config.unread_data = sum((Counter(unread) for *_, unread in told), Counter())
+    joined = [[{t for _, its, _ in told for t in its[r][side]} for side in (0, 1)] for r in range(len(edges.names))]
     for name, sides in zip(edges.names, joined, strict=True):
         if max(map(len, sides)) > 1:
             raise GraphDataError(f"{config.path}: edges of {name!r} join different types of nodes")
@@ -298,8 +307,8 @@ def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
         dict(zip(nodes.names, of_nodes, strict=True)),
         dict(zip(relations, of_edges, strict=True)),
         path=str(config.path),
-        node_ids=nodes.originals(pieces[: begins[1]], nodes.names, ranks),
-        edge_ids=edges.originals(pieces[begins[1] : begins[2]], relations, ranks),
+        node_ids=nodes.originals(tables, [known[0] for known, *_ in told], nodes.names, ranks),
+        edge_ids=edges.originals(tables[len(nodes.names) :], [known[1] for known, *_ in told], relations, ranks),
         parts=Parts(np.concatenate(of_types), config.num_parts),
         left_out=config.left_out(),
     )
