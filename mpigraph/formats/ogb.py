@@ -194,7 +194,8 @@ class _Raw:
         """Read the files of text in a folder that are of nodes, or of edges."""
         if isinstance(owner, tuple):
             path = folder / "edge.csv.gz"
-            src, dst = ends_of(_short(path), self._edges(path), in_columns=True)
+            small = np.int32 if max(self.counts.values()) < 2**31 else np.int64
+            src, dst = ends_of(_short(path), self._table(path, np.int64, small), in_columns=True)
             self.edges[owner] = np.ascontiguousarray(src), np.ascontiguousarray(dst)
         for path in sorted(folder.glob("*.csv.gz")):
             of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
@@ -208,26 +209,19 @@ class _Raw:
                 return self._table(path, np.int64)
         return self._table(path, _DTYPES.get(name, np.float32))
 
-    def _table(self, path: Path, dtype: npt.DTypeLike) -> Array:
-        """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where floats are."""
+    def _table(self, path: Path, dtype: npt.DTypeLike, narrow: npt.DTypeLike | None = None) -> Array:
+        """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where floats are.
+
+        Integers that all fit a ``narrow`` dtype get it.
+        """
         file = self._file(path)
 
         def read() -> Array:
-            chunks = list(chunks_of_numbers(file, np.dtype(dtype)))
-            return np.concatenate(chunks) if chunks else np.zeros((0, 1), dtype)
-
-        return self.ranks.once(f"reading {path}", read)
-
-    def _edges(self, path: Path) -> Array:
-        dtype = np.dtype(np.int32 if max(self.counts.values()) < 2**31 else np.int64)
-        file = self._file(path)
-
-        def read() -> Array:
-            chunks = [np.zeros((0, 2), dtype)]
-            for chunk in chunks_of_numbers(file, np.dtype(np.int64)):
-                small = chunk.astype(dtype)
-                chunks.append(small if (small == chunk).all() else chunk)  # what does not fit is no node, and told so
-            return np.concatenate(chunks[1:] or chunks)
+            chunks = []
+            for chunk in chunks_of_numbers(file, np.dtype(dtype)):
+                small = chunk if narrow is None else chunk.astype(narrow)
+                chunks.append(chunk if narrow is None or (small != chunk).any() else small)
+            return np.concatenate(chunks) if chunks else np.zeros((0, 1 if narrow is None else 2), dtype)
 
         return self.ranks.once(f"reading {path}", read)
 

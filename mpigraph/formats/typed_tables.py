@@ -38,7 +38,7 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.declared import label_of
+from mpigraph.formats.declared import MASKS, label_of, relation_in
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
@@ -48,12 +48,11 @@ from mpigraph.formats.table_files import Tables, is_table
 from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_float32, as_floats, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
-_MASKS = ("train_mask", "val_mask", "test_mask")
 _SPLIT = "split"
 _SPLITS = {
     **dict.fromkeys((b"train", b"training"), 0),
@@ -153,7 +152,7 @@ class _Table:
             get_logger().warning(text, self.title, name, rows.dtype)
         if name == "label" and rows.ndim == 1 and not dtype.startswith("float"):
             return label_of(rows)
-        if name in _MASKS:
+        if name in MASKS:
             return Feature.of(as_mask(rows))
         if dtype or name == "time" or values.kind == "time" or rows.dtype != np.float64:
             return Feature.of(as_floats(rows)) if name == "feat" else Feature.of(rows)
@@ -268,7 +267,7 @@ def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
     parts = ranks.rows("reading the split", len(words), np.uint8, lambda: _splits(words, ranks))
-    return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
+    return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(MASKS)}
 
 
 def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[tuple[int, Array]]:
@@ -429,11 +428,7 @@ def _listed(paths: Iterable[Path]) -> str:
 
 
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
-    relations = relations_in(name, ntypes, "__")  # a name may have "__" in it
-    if len(relations) > 1:
-        readings = " and as ".join(map(str, relations))
-        raise GraphDataError(f"{path}: edges_{name} can be read as {readings}: write %5F for _")
-    fields = relations[0] if relations else name.split("__")
+    fields = relation_in(name, ntypes, f"{path}: edges_{name}", "write %5F for _") or name.split("__")
     if len(fields) == 3 and all(fields):
         return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
     if only is None or (name and len(fields) > 1):
