@@ -4,10 +4,10 @@ A column of ids keeps what stands there: int64 where every id is a plain integer
 type that all of its rows have: integers become floats where another row has a fraction or no value.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from mpigraph.formats.input_files import Errors
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import Group, Tables
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, side_by_side
+from mpigraph.partition.row_arrays import RowArray
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
@@ -46,7 +46,9 @@ class IdColumn:
     @property
     def numbers(self) -> RowArray:
         """The ids of a column of integers alone."""
-        return self.tables.rows(self.name) if self.tables.groups else np.zeros(0, np.int64)
+        if not self.tables.groups:
+            return np.zeros(0, np.int64)
+        return self.tables.rows([self.name], lambda columns, place: to_numpy(columns[0], lambda r: place(r, self.name)))
 
     def texts(self, ranks: ReadingRanks, blanks: bool = False) -> Iterator[tuple[int, Array, I64, Place]]:
         """Yield this rank's share of the ids as text, a chunk at a time.
@@ -64,7 +66,7 @@ class IdColumn:
         firsts = np.append(0, np.cumsum([group.length for group in groups])).tolist()
         for number in ranks.share_of(range(len(groups))):
             group = groups[number]
-            strings = self.tables.column(group, self.name).cast(arrow().large_string()).fill_null("")
+            strings = self.tables.columns(group, [self.name])[0].cast(arrow().large_string()).fill_null("")
             if not self.tables.is_text:
                 strings = arrow().compute.utf8_trim_whitespace(strings)
             for begin in range(0, group.length, _CHUNK):
@@ -141,30 +143,54 @@ def read_values(
     read = {}
     for name, columns in values.items():
         with errors.collected():
-            parts = [
-                _values(tables, key, wishes[name, key], looks[key], name if len(columns) == 1 else key)
-                for key in columns
-            ]
-            read[name] = next((part for part in parts if part.kind in NO_NUMBERS), parts[0])
-            if len(parts) > 1 and read[name].kind not in NO_NUMBERS:
-                dtype = types.get(name, "")
-                rows = [
-                    part.rows if dtype else MadeRows(partial(_beside, key), np.float32, part.rows)
-                    for key, part in zip(columns, parts, strict=True)
-                ]
-                read[name] = ValueColumn(dtype or "float32", side_by_side(rows))
+            titles = columns if len(columns) > 1 else [name]
+            kinds = [_kind(tables, key, wishes[name, key], its) for key, its in zip(columns, titles, strict=True)]
+            kind = next((kind for kind in kinds if kind in NO_NUMBERS), kinds[0])
+            if kind in NO_NUMBERS:
+                read[name] = ValueColumn(kind, np.zeros(0), tables.place_of_text(columns[kinds.index(kind)]))
+                continue
+            forms = {
+                key: _form(tables, key, its, wishes[name, key], looks[key], title)
+                for key, its, title in zip(columns, kinds, titles, strict=True)
+            }
+            read[name] = ValueColumn(types.get(name, "") or kind, tables.rows(columns, partial(_read_rows, forms)))
     errors.check()
     return read
 
 
-def _beside(column: str, rows: Array) -> Array:
-    """Return numbers as float32. Raises RowError: one is too large, or an integer would be rounded."""
+class _Form(NamedTuple):
+    """The numbers that a column becomes."""
+
+    dtype: str  # that the user has named
+    are_floats: bool
+    fill: str  # of rows without a value, where they cannot be NaN
+    value: float  # for NaN
+
+
+def _read_rows(forms: Mapping[str, _Form], columns: Sequence[Any], place: Callable[[int, str], str]) -> Array:
+    """Return rows of a feature: those of a column, or of several side by side, which are float32 or as asked for."""
+    beside = []
+    for (name, form), column in zip(forms.items(), columns, strict=True):
+
+        def of_row(row: int, name: str = name) -> str:
+            return place(row, name)
+
+        rows = to_numpy(column, of_row, form.dtype, form.are_floats, form.fill)
+        if not np.isnan(form.value):
+            rows = np.where(np.isnan(rows), np.array(form.value, rows.dtype), rows)
+        beside.append(rows if len(forms) == 1 or form.dtype else _float32(name, rows, of_row))
+    return beside[0] if len(beside) == 1 else np.stack(beside, 1)
+
+
+def _float32(column: str, rows: Array, place: Place) -> Array:
+    """Return numbers as float32. Raises GraphDataError: one is too large, or an integer would be rounded."""
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = rows.astype(np.float32)
         lost = (cast.astype(rows.dtype) != rows) & ((rows == np.rint(rows)) | np.isinf(cast))
     if lost.any():
         advice = "which columns side by side become; --types COLUMN=float64 or int64 keeps it"
-        raise RowError(int(lost.argmax()), f"{column}: {rows[lost][0]} does not fit float32, {advice}")
+        row = int(lost.argmax())
+        raise GraphDataError(f"{place(row)}: {column} {rows[row]} does not fit float32, {advice}")
     return cast
 
 
@@ -203,7 +229,7 @@ def _must_look(tables: Tables, group: Group, key: str, wish: _Wish) -> bool:
 
 
 def _look(tables: Tables, group: Group, key: str, wish: _Wish) -> _Look:
-    column = tables.column(group, key)
+    column = tables.columns(group, [key])[0]
     gaps = column.is_null().to_numpy(zero_copy_only=False)
 
     def place(row: int) -> str:
@@ -221,35 +247,40 @@ def _look(tables: Tables, group: Group, key: str, wish: _Wish) -> _Look:
     return _Look(int(gaps.sum()), (group.file, group.begin + int(gaps.argmax())), has_fractions, total)
 
 
-def _values(tables: Tables, key: str, wish: _Wish, look: _Look, name: str) -> ValueColumn:
-    """Return a column of values, and say how many rows have none."""
-    dtype, fill = wish
-    kind = "string" if dtype == "string" else tables.kinds[key]
-    count = sum(tables.lengths)
-    if kind == "none" and count and fill:
+def _kind(tables: Tables, key: str, wish: _Wish, name: str) -> str:
+    """Return the kind of a column. Raises GraphDataError: rows without a value cannot get what the user has named."""
+    kind = "string" if wish.dtype == "string" else tables.kinds[key]
+    if kind == "none" and wish.fill and tables.groups:
         kind = "float"
+    refused = ("string", "other") if wish.dtype else ("string", "other", "bool", "time", "list")
+    if wish.fill and (kind in refused or (wish.fill == "mean" and not _is_float(wish))):
+        raise GraphDataError(f"{tables.paths[0]}: {name} is {wish.dtype or kind}, which cannot be filled so (--fill)")
+    return kind
+
+
+def _is_float(wish: _Wish) -> bool:
+    """Return whether rows without a value are NaN, as far as the user says."""
+    return np.dtype(wish.dtype or "f4").kind == "f"
+
+
+def _form(tables: Tables, key: str, kind: str, wish: _Wish, look: _Look, name: str) -> _Form:
+    """Return the numbers that a column becomes, and say how many rows have none."""
+    count = sum(tables.lengths)
+    if tables.kinds[key] == "none" and count:
         look = look._replace(missing=count, first=(tables.groups[0].file, 0))
-    is_float = np.dtype(dtype or "f4").kind == "f" if dtype != "string" else False
-    refused = ("string", "other") if dtype else ("string", "other", "bool", "time", "list")
-    if fill and (kind in refused or (fill == "mean" and not is_float)):
-        raise GraphDataError(f"{tables.paths[0]}: {name} is {dtype or kind}, which cannot be filled so (--fill)")
-    if kind in NO_NUMBERS:
-        return ValueColumn(kind, np.zeros(0), tables.place_of_text(key))
-    file, row = look.first
+    value = np.nan
     if look.missing:
-        if not dtype and kind not in ("integer", "float"):
+        file, row = look.first
+        if not wish.dtype and kind not in ("integer", "float"):
             raise GraphDataError(f"{tables.place_of(file, row, key)}: {name} has no value")
-        becomes = fill or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
+        becomes = wish.fill or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
         line = "%s: %s has no value in %d of %d rows (the first: row %d): %s"
         first = tables.first_row(file) + row
         get_logger().warning(line, tables.paths[file], name, look.missing, count, first, becomes)
-    are_floats = kind == "float" or look.has_fractions or look.missing > 0
-    rows = tables.rows(key, dtype, are_floats, "" if is_float else fill)
-    if fill and is_float and look.missing:
-        if fill == "mean" and look.missing == count:
+        if wish.fill == "mean" and look.missing == count:
             what = f"{name} has no value in any row, so no mean (--fill)"
             raise GraphDataError(f"{tables.place_of(file, row, key)}: {what}")
-        number = look.total / (count - look.missing) if fill == "mean" else float(fill)
-        value = np.array(number, rows.dtype)
-        rows = MadeRows(lambda chunk: np.where(np.isnan(chunk), value, chunk), rows.dtype, rows)
-    return ValueColumn(dtype or kind, rows)
+        if wish.fill and _is_float(wish):
+            value = look.total / (count - look.missing) if wish.fill == "mean" else float(wish.fill)
+    are_floats = kind == "float" or look.has_fractions or look.missing > 0
+    return _Form(wish.dtype, are_floats, "" if _is_float(wish) else wish.fill, value)

@@ -16,7 +16,7 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import Place, arrow, to_numpy, type_kind, wider_type
+from mpigraph.formats.arrow_values import arrow, type_kind, wider_type
 from mpigraph.formats.input_files import is_packed, reading
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.text_files import Head, TextForm, Way, head_of, ids_in, write_parquet
@@ -43,8 +43,8 @@ class Group(NamedTuple):
     length: int
 
 
-_Read = Callable[[Any, Place], Array]
-"""Returns the numbers in an Arrow array, whose rows the second argument names."""
+Read = Callable[[Sequence[Any], Callable[[int, str], str]], Array]
+"""Returns rows made of Arrow arrays, one of each column; the second argument names a row of a column."""
 
 
 class Tables:
@@ -133,7 +133,9 @@ class Tables:
 
         def are_integers(number: int) -> list[bool]:
             group = self.groups[number]
-            ids = [(self.column(group, name).cast(arrow().large_string()).fill_null(""), name) for name in strings]
+            ids = [
+                (self.columns(group, [name])[0].cast(arrow().large_string()).fill_null(""), name) for name in strings
+            ]
             return [not is_text(ids_in(its, partial(self.place, group, name)).type) for its, name in ids]
 
         is_text = arrow().types.is_large_string
@@ -193,20 +195,20 @@ class Tables:
         file, row = next(((file, its[name]) for file, its in enumerate(self._texts) if name in its), (0, -1))
         return self.place_of(file, row, name) if row > 0 or (row == 0 and any(self.lengths[:file])) else ""
 
-    def column(self, group: Group, name: str) -> Any:
-        """Return a column of a group of rows, as one Arrow array."""
+    def columns(self, group: Group, names: Sequence[str]) -> list[Any]:
+        """Return columns of a group of rows, each as one Arrow array."""
         with reading(self.paths[group.file]):
             metadata = self._metadata[group.file]
             with arrow().parquet.ParquetFile(self._files[group.file], metadata=metadata, memory_map=True) as reader:
-                return reader.read_row_group(group.number, [name], use_threads=False).column(0).combine_chunks()
+                read = reader.read_row_group(group.number, list(names), use_threads=False)
+                return [read.column(name).combine_chunks() for name in names]
 
-    def rows(self, name: str, dtype: str = "", are_floats: bool = False, fill: str = "") -> RowArray:
-        """Return a column of numbers, as :func:`to_numpy` does; it is read when its rows are asked for."""
-        read = partial(to_numpy, dtype=dtype, are_floats=are_floats, fill=fill)
+    def rows(self, names: Sequence[str], read: Read) -> RowArray:
+        """Return what a function makes of columns of a group of rows; they are read when rows are asked for."""
         if not self.groups:
-            return read(arrow().array([], self._types[name]), str)
+            return read([arrow().array([], self._types[name]) for name in names], lambda row, name: "")
         last = _LastGroup()
-        return concatenated([_GroupRows(self, group, name, read, last) for group in self.groups])
+        return concatenated([_GroupRows(self, group, names, read, last) for group in self.groups])
 
     def missing(self, group: Group, name: str) -> int | None:
         """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
@@ -235,10 +237,10 @@ class _LastGroup:
 class _GroupRows(DerivedRows):
     """A column of one group of rows; only the group that was read last is in memory."""
 
-    def __init__(self, tables: Tables, group: Group, name: str, read: _Read, last: "_LastGroup") -> None:
+    def __init__(self, tables: Tables, group: Group, names: Sequence[str], read: Read, last: _LastGroup) -> None:
         self._tables = tables
         self._group = group
-        self._name = name
+        self._names = names
         self._numbers = read
         self._last = last
         if last.like is None:
@@ -252,12 +254,15 @@ class _GroupRows(DerivedRows):
         return np.asarray(self._read()[rows])
 
     def place(self, row: int) -> str:
-        return self._tables.place(self._group, self._name, row)
+        return self._place(row, self._names[0])
+
+    def _place(self, row: int, name: str) -> str:
+        return self._tables.place(self._group, name, row)
 
     def _read(self) -> Array:
         group = self._group
         if self._last.group != group:
-            rows = self._numbers(self._tables.column(group, self._name), self.place)
+            rows = self._numbers(self._tables.columns(group, self._names), self._place)
             if len(rows) != group.length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
             if self._last.like is not None and rows.shape[1:] != self._last.like[0]:

@@ -336,9 +336,7 @@ def test_integers_side_by_side_keep_their_digits(tmp_path, beside):
     table = {"src": [0, 1], "dst": [1, 0], "ts_1": [1700000001, 3], "ts_2": [beside, 4]}
     parquet.write_table(pa.table(table), tmp_path / "g.parquet")
     for path in (text, tmp_path / "g.parquet"):
-        with pytest.raises(
-            GraphDataError, match=r"g\.\w+.*ts_1.*1700000001 does not fit float32|ts_1, row 0: 1700000001"
-        ):
+        with pytest.raises(GraphDataError, match=r"g\.\w+.*ts_1.*1700000001 does not fit float32"):
             rows(feature(read_source(path), "ts").values)
         as_asked = read_source(path, tables=TableOptions(types={"ts": "float64"}))
         assert rows(feature(as_asked, "ts").values).tolist() == [[1700000001, beside], [3, 4]]
