@@ -11,8 +11,9 @@ from input_checks import bytes_in_memory, check_all, check_parts, rows
 from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.formats import text_files
+from mpigraph.formats import input_files, text_files
 from mpigraph.formats.id_maps import Distinct
+from mpigraph.formats.input_files import opened as open_file
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 
@@ -493,13 +494,16 @@ def test_a_scratch_folder_that_cannot_be_written_is_one_error(tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_many_files_take_few_open_ones(tmp_path):
-    """Spark writes hundreds: the columns of all of them share their temporary files."""
+def test_many_files_take_few_open_ones(tmp_path, monkeypatch):
+    """Spark writes hundreds: each is opened for its first line and to be parsed, and then closed."""
+    opened = []
+    for module in (text_files, input_files):
+        monkeypatch.setattr(module, "opened", lambda path: opened.append(path) or open_file(path))
     for number in range(60):
         (tmp_path / f"part-{number}.csv").write_text(f"src,dst,weight,name\na{number},b{number},{number}.5,{number}\n")
     before = len(os.listdir("/proc/self/fd"))
     source = read_source(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) - before < 20
+    assert len(os.listdir("/proc/self/fd")) - before < 20 and len(opened) == 2 * 60
     assert rows(source.edge_feats["_N:_E:_N"]["weight"].values).tolist() == [number + 0.5 for number in range(60)]
     assert rows(source.edge_feats["_N:_E:_N"]["name"].values).tolist() == list(range(60))
 
