@@ -136,7 +136,7 @@ def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
             ]
             (folder / "edges.csv").write_text("\n".join([*lines, ""]))
         comm.Barrier()
-        arguments = {"scratch": folder, "exchange": MPIExchange(comm)}
+        arguments = {"exchange": MPIExchange(comm)}
         if is_ended:
             source = read_source(folder / "edges.csv", **arguments)
             wanted = contents(read_source(folder / "edges.csv", scratch=folder))
@@ -161,7 +161,7 @@ def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypa
         comm.Barrier()
         wanted = contents(read_source(folder, scratch=folder))
         calls.clear()
-        found = contents(read_source(folder, scratch=folder, exchange=MPIExchange(comm)))
+        found = contents(read_source(folder, exchange=MPIExchange(comm)))
         assert wanted.keys() == found.keys()
         assert all(np.array_equal(found[key], values) for key, values in wanted.items())
         assert comm.allreduce(len(calls)) == 1
@@ -170,7 +170,7 @@ def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypa
             (folder / "e.csv").write_text("0,1\n2,x\n")
         comm.Barrier()
         with pytest.raises(GraphDataError, match=r"e\.csv, row 2, column destination: 'x' is no int64") as error:
-            read_source(folder, scratch=folder, exchange=MPIExchange(comm))
+            read_source(folder, exchange=MPIExchange(comm))
         assert error.value.everywhere or comm.size == 1
 
 
@@ -186,7 +186,7 @@ def test_parts_of_dgl_are_read_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> 
         (path,) = folder.glob("*.json")
         wanted = read_source(path)
         calls.clear()
-        source = read_source(path, scratch=folder, exchange=MPIExchange(comm))
+        source = read_source(path, exchange=MPIExchange(comm))
         assert comm.allreduce(len(calls)) == 2
         assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
         assert source.left_out == wanted.left_out and np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes)
@@ -210,7 +210,7 @@ def test_a_wrong_row_is_one_error_of_all_ranks(comm: MPI.Intracomm, blocks) -> N
                     path.write_text("\n".join(lines))
                 comm.Barrier()
                 with pytest.raises(GraphDataError, match=message) as error, exchange.together("reading"):
-                    read_source(path, scratch=folder, exchange=exchange)
+                    read_source(path, exchange=exchange)
                 assert error.value.everywhere or comm.size == 1
                 comm.Barrier()
 
