@@ -3,7 +3,6 @@
 The only module that imports pyarrow.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,9 +32,8 @@ _UNITS = ("s", "ms", "us", "ns")
 class Values(NamedTuple):
     """The values in a block of a column of text."""
 
-    kind: str | None  # "integer", "float", "bool", "time", "list" or "string"; None if no row has a value
-    rows: Array  # [n] or [n, width]; a missing float is NaN, any other missing value 0; of strings nothing
-    missing: int  # the first row without a value, of strings the first that is no number; -1 without one
+    column: Any  # an Arrow array, null where a value is missing: integers, floats, bools, times or lists; None: text
+    first: int = -1  # of text the first row that is no number
 
 
 def arrow() -> Any:
@@ -51,7 +49,7 @@ def arrow() -> Any:
 
 
 def type_kind(of: Any) -> str:
-    """Return what an Arrow type holds, in the words of :class:`Values`, or "other"."""
+    """Return what an Arrow type holds: integer, float, bool, time, list (of numbers), string, none or other."""
     types = arrow().types
     if types.is_fixed_size_list(of) or types.is_list(of) or types.is_large_list(of):
         return "list" if type_kind(of.value_type) in ("integer", "float", "bool") else "other"
@@ -63,32 +61,84 @@ def type_kind(of: Any) -> str:
         "bool": types.is_boolean(of),
         "time": types.is_timestamp(of) or types.is_date(of),
         "string": types.is_string(of) or types.is_large_string(of),
+        "none": types.is_null(of),
     }
     return next((kind for kind, holds in kinds.items() if holds), "other")
 
 
-def to_numpy(column: Any, place: Place) -> Array:
-    """Return an Arrow array of numbers, or of lists of as many numbers each; a missing float is NaN.
+def wider_type(one: Any, other: Any) -> Any:
+    """Return the Arrow type that holds the values of two, None if only text does."""
+    pyarrow = arrow()
+    if one == other or pyarrow.types.is_null(other):
+        return one
+    if pyarrow.types.is_null(one):
+        return other
+    kinds = type_kind(one), type_kind(other)
+    if kinds == ("list", "list"):
+        return pyarrow.list_(pyarrow.float64())
+    return pyarrow.float64() if set(kinds) == {"integer", "float"} else None
 
-    Times become int64 seconds since 1970, decimal numbers float64. Raises GraphDataError: another value is missing, or
-    lists are of several lengths; names the row.
+
+def to_numpy(column: Any, place: Place, dtype: str = "", are_floats: bool = False, fill: str = "") -> Array:
+    """Return an Arrow array of numbers, or of lists of as many numbers each.
+
+    Times become int64 seconds since 1970, or float64 if one has a fraction, decimal numbers float64.
+
+    Args:
+        column: the array.
+        place: names a row.
+        dtype: what the numbers are cast to, as the user has asked; "" for their own.
+        are_floats: integers become float64, since other rows of the column have fractions or no value.
+        fill: what a row without a value gets; "" for NaN.
+
+    Raises GraphDataError: an integer does not fit, lists are of several lengths, or a value is missing where the dtype
+    has no NaN; names the row.
     """
     pyarrow = arrow()
     types = pyarrow.types
     kind = type_kind(column.type)
+    if kind == "none" or types.is_decimal(column.type):
+        column = column.cast(pyarrow.float64())
+    if column.null_count and (fill or not types.is_floating(column.type)):
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        if not fill and not (np.dtype(dtype).kind == "f" if dtype else are_floats):
+            what = f", which {dtype} cannot say" if dtype else ""
+            raise GraphDataError(f"{place(int(valid.argmin()))}: a value is missing{what}")
+        there = np.flatnonzero(valid)
+        rows = to_numpy(column.drop_null(), lambda row: place(int(there[row])), dtype, are_floats)
+        try:
+            number = int(fill) if fill.lstrip("+-").isdecimal() else float(fill or "nan")
+            filled = np.full((len(column), *rows.shape[1:]), as_dtype(np.array([number]), rows.dtype)[0], rows.dtype)
+        except RowError as error:
+            raise GraphDataError(f"{place(int(valid.argmin()))}: --fill: {error}") from None
+        filled[there] = rows
+        return filled
+    if kind == "string":  # ids
+        return values_as(np.dtype(dtype or np.int64), column.cast(pyarrow.large_string()), place)
     if kind == "list":
-        _check_values(column, place)
         if types.is_fixed_size_list(column.type):
             width = column.type.list_size
         else:
             width = _common_length(pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False), place)
-        numbers = to_numpy(column.flatten(), lambda position: place(position // max(width, 1)))
+        numbers = to_numpy(column.flatten(), lambda position: place(position // max(width, 1)), dtype, are_floats)
         return numbers.reshape(len(column), width)
-    if kind != "float":
-        _check_values(column, place)
-    elif types.is_decimal(column.type):
-        column = column.cast(pyarrow.float64())
-    return _seconds(column, place) if kind == "time" else np.asarray(column.to_numpy(zero_copy_only=False))
+    rows = _seconds(column, place) if kind == "time" else np.asarray(column.to_numpy(zero_copy_only=False))
+    try:
+        if dtype:
+            return as_dtype(rows, np.dtype(dtype))
+        return exact_floats(rows) if are_floats and rows.dtype.kind != "f" else rows
+    except RowError as error:
+        raise GraphDataError(f"{place(error.row)}: {error}") from None
+
+
+def exact_floats(rows: Array) -> Array:
+    """Return integers as float64. Raises RowError: one would be rounded."""
+    lost = np.abs(rows) > EXACT
+    if lost.any():
+        row = int(lost.argmax())
+        reason = "which other rows of the column ask for; --types COLUMN=float64 rounds it"
+        raise RowError(row, f"{rows[row]} does not fit float64, {reason}")
+    return rows.astype(np.float64)
 
 
 def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array, I64]:
@@ -139,7 +189,7 @@ def buffers_of(strings: Any) -> tuple[I64, Array]:
     return offsets, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
 
 
-def are_floats(strings: Any) -> bool:
+def have_points(strings: Any) -> bool:
     """Return whether all strings are numbers with a point in them."""
     compute = arrow().compute
     if not compute.all(compute.match_substring(strings, ".")).as_py():
@@ -151,29 +201,33 @@ def are_floats(strings: Any) -> bool:
     return True
 
 
-def values_of(text: Any, place: Place) -> Values:
-    """Return the values in a column of text: integers, else floats, bools, times, lists of numbers, else strings.
+def values_of(text: Any, place: Place, known: Any = None) -> Values:
+    """Return the values in a column of text: integers, else floats, bools, times, lists of numbers, else text.
 
-    ``text`` is without nulls. Blanks around values do not count; "", NA, NaN and null are missing values. Raises
-    GraphDataError: an integer does not fit int64, or lists are of several lengths; names the row.
+    ``text`` is without nulls. Blanks around values do not count; "", NA, NaN and null are missing values. ``known`` is
+    the Arrow type of rows before, if any: integers are not tried after floats.
+
+    Raises GraphDataError: an integer does not fit int64, or lists are of several lengths; names the row.
     """
     pyarrow = arrow()
-    try:  # as it stands, as most columns can be
-        return Values("integer", _parsed(text, pyarrow.int64()).to_numpy(zero_copy_only=False), -1)
-    except pyarrow.ArrowInvalid:
-        pass
+    are_floats_known = known is not None and pyarrow.types.is_floating(known)
+    if not are_floats_known:
+        try:  # as it stands, as most columns can be
+            return Values(_parsed(text, pyarrow.int64()))
+        except pyarrow.ArrowInvalid:
+            pass
     text, is_blank = _without_blanks(text)
-    missing = int(is_blank.argmax()) if is_blank.any() else -1
     if is_blank.all():
-        return Values(None, np.zeros(0), missing)
-    for kind, rows_of in _KINDS.items():
+        return Values(pyarrow.nulls(len(text)))
+    for parse in (
+        (_floats, _bools, _times, _lists) if are_floats_known else (_integers, _floats, _bools, _times, _lists)
+    ):
         try:
-            rows = rows_of(text, place)
+            return Values(parse(text, place))
         except pyarrow.ArrowInvalid:
             continue
-        return Values("float" if kind == "integer" and missing >= 0 else kind, rows, missing)
     is_number = pyarrow.compute.match_substring_regex(text, _NUMBER)
-    return Values("string", np.zeros(0), pyarrow.compute.index(is_number, False).as_py())
+    return Values(None, max(0, pyarrow.compute.index(is_number, False).as_py()))
 
 
 def _parsed(text: Any, to: Any) -> Any:
@@ -205,69 +259,25 @@ def values_as(dtype: np.dtype[Any], text: Any, place: Place, fill: str = "") -> 
     A row without a value gets the number ``fill``, or NaN without one. Raises GraphDataError: a value does not fit, or
     is missing where the dtype has no NaN; names the row.
     """
-    bare, is_missing = _without_blanks(text)
-    values = None
-    if dtype.kind == "f" and not fill:
-        try:  # as floats, which are rounded, as the user has asked
-            values = Values("float", _parsed(bare, arrow().float64()).to_numpy(zero_copy_only=False), -1)
-        except arrow().ArrowInvalid:  # written in another way
-            pass
-    if values is None and is_missing.any():
-        return _with_gaps(dtype, text, is_missing, place, fill)
-    values = values or values_of(text, place)
-    if values.kind == "string":
-        rows = range(len(text))
-        row = bisect_left(rows, True, key=lambda last: values_of(text.slice(0, last + 1), place).kind == "string")
+    bare, _ = _without_blanks(text)
+    try:
+        if dtype.kind == "f":  # floats are rounded, as the user has asked
+            return to_numpy(_parsed(bare, arrow().float64()), place, dtype.name, fill=fill)
+    except arrow().ArrowInvalid:  # written in another way
+        pass
+    column, row = values_of(text, place)
+    if column is None:
         raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} is no {dtype.name}")
-    try:
-        return as_dtype(values.rows, dtype)
-    except RowError as error:
-        raise GraphDataError(f"{place(error.row)}: {error}") from None
+    return to_numpy(column, place, dtype.name, fill=fill)
 
 
-def _with_gaps(dtype: np.dtype[Any], text: Any, is_missing: Mask, place: Place, fill: str) -> Array:
-    """Return the values in a column of text that has rows without one; see :func:`values_as`."""
-    first = place(int(is_missing.argmax()))
-    if not fill and dtype.kind != "f":
-        raise GraphDataError(f"{first}: a value is missing, which {dtype.name} cannot say")
-    there = np.flatnonzero(~is_missing)
-    rows = values_as(dtype, text.take(arrow().array(there)), lambda row: place(int(there[row])))
-    number = values_as(dtype, arrow().array([fill]), lambda _: f"{first}: --fill")[0] if fill else np.nan
-    filled = np.full((len(text), *rows.shape[1:]), number, dtype)
-    filled[there] = rows
-    return filled
+def _integers(text: Any, place: Place) -> Any:
+    return _parsed(text, arrow().int64())
 
 
-def float32_of(text: Any, place: Place) -> Array:
-    """Return the values in a column of text as float32. Raises GraphDataError: an integer would be rounded."""
-    rows = values_as(np.dtype(np.float64), text, place)
-    try:
-        cast = as_dtype(rows, np.dtype(np.float32))
-    except RowError as error:
-        raise GraphDataError(f"{place(error.row)}: {error}") from None
-    lost = (cast != rows) & (rows == np.rint(rows))
-    if lost.any():
-        lost &= arrow().compute.match_substring_regex(text, r"^\s*[+-]?\d+\s*$").to_numpy(zero_copy_only=False)
-    if lost.any():
-        row = int(lost.argmax())
-        advice = "which columns side by side become; --types COLUMN=float64 or int64 keeps it"
-        raise GraphDataError(f"{place(row)}: {text[row].as_py().strip()} does not fit float32, {advice}")
-    return cast
-
-
-def _integers(text: Any, place: Place) -> Array:
-    numbers = _parsed(text, arrow().int64())
-    if numbers.null_count:
-        inexact = np.flatnonzero(np.abs(numbers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
-        if len(inexact):
-            row = int(inexact[0])
-            reason = "which missing values ask for; --types COLUMN=float64 rounds it"
-            raise GraphDataError(f"{place(row)}: {numbers[row]} does not fit float64, {reason}")
-    return numbers.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _floats(text: Any, place: Place) -> Array:
-    rows: Array = _parsed(text, arrow().float64()).to_numpy(zero_copy_only=False)
+def _floats(text: Any, place: Place) -> Any:
+    column = _parsed(text, arrow().float64())
+    rows: Array = column.to_numpy(zero_copy_only=False)
     are_whole = not (rows != np.rint(rows))[~np.isnan(rows)].any()
     for row in np.flatnonzero((np.abs(rows) > EXACT - 1) & np.isfinite(rows)).tolist():
         number = text[row].as_py()
@@ -278,17 +288,17 @@ def _floats(text: Any, place: Place) -> Array:
         if int(number) != int(rows[row]):
             reason = "which other rows of the column ask for; --types COLUMN=float64 rounds it"
             raise GraphDataError(f"{place(row)}: {number} does not fit float64, {reason}")
-    return rows
+    return column
 
 
-def _bools(text: Any, place: Place) -> Array:
+def _bools(text: Any, place: Place) -> Any:
     digits = arrow().compute.is_in(text, value_set=arrow().array(["0", "1"]))
     if arrow().compute.any(digits).as_py():  # a block of them alone would be integers
         raise arrow().ArrowInvalid("no bools")
-    return _parsed(text, arrow().bool_()).fill_null(False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return _parsed(text, arrow().bool_())
 
 
-def _times(text: Any, place: Place) -> Array:
+def _times(text: Any, place: Place) -> Any:
     pyarrow = arrow()
     for zone in (None, "UTC"):
         for unit in _UNITS:
@@ -296,7 +306,8 @@ def _times(text: Any, place: Place) -> Array:
                 times = _parsed(text, pyarrow.timestamp(unit, zone))
             except pyarrow.ArrowInvalid:
                 continue
-            return _seconds(times.fill_null(pyarrow.scalar(0, times.type)), place)
+            _seconds(times.fill_null(pyarrow.scalar(0, times.type)), place)  # which refuses parts of a microsecond
+            return times.cast(pyarrow.timestamp("us"))
     raise pyarrow.ArrowInvalid("no times")
 
 
@@ -317,7 +328,7 @@ def _seconds(times: Any, place: Place) -> Array:
     return np.asarray(seconds.astype(np.int64))
 
 
-def _lists(text: Any, place: Place) -> Array:
+def _lists(text: Any, place: Place) -> Any:
     """Return lists of numbers, such as "0.1,0.2" or "[0.1 0.2]", of one length."""
     pyarrow = arrow()
     compute = pyarrow.compute
@@ -341,13 +352,9 @@ def _lists(text: Any, place: Place) -> Array:
     there = parts.is_valid().to_numpy(zero_copy_only=False)
     lengths = compute.list_value_length(parts).fill_null(0).to_numpy(zero_copy_only=False)
     rows_there = np.flatnonzero(there)
-    width = _common_length(lengths[there], lambda row: place(int(rows_there[row])))
-    rows = np.zeros((len(text), width), numbers.to_numpy(zero_copy_only=False).dtype)
-    rows[there] = numbers.to_numpy(zero_copy_only=False).reshape(-1, width)
-    return rows
-
-
-_KINDS = {"integer": _integers, "float": _floats, "bool": _bools, "time": _times, "list": _lists}
+    _common_length(lengths[there], lambda row: place(int(rows_there[row])))
+    offsets = np.append(0, np.cumsum(lengths))
+    return pyarrow.ListArray.from_arrays(pyarrow.array(offsets, pyarrow.int32()), numbers, mask=pyarrow.array(~there))
 
 
 def _common_length(lengths: Array, place: Place) -> int:

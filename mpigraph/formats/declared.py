@@ -1,6 +1,6 @@
 """Declarations of other programs: relations in names, entries of JSON and YAML, features that names describe."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,17 @@ def relation_of(text: str, separator: str, ntypes: Mapping[str, Any] | None, pla
         form = f"{separator.join(('<src>', '<rel>', '<dst>'))}{known}"
         raise GraphDataError(f"{place}: an edge type is {form} (got {text!r})")
     return relations[0]
+
+
+def relation_in(text: str, ntypes: Iterable[str], place: str, remedy: str) -> Relation | None:
+    """Return the relation whose three names, joined by "__", are a text; None if there is no such one among types.
+
+    Raises GraphDataError, which begins with ``place`` and ends with ``remedy``: the text can be read as several.
+    """
+    relations = relations_in(text, list(ntypes), "__")
+    if len(relations) > 1:
+        raise GraphDataError(f"{place} can be read as {' and as '.join(map(str, relations))}: {remedy}")
+    return relations[0] if relations else None
 
 
 @dataclass(frozen=True)

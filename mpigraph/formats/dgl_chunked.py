@@ -34,8 +34,9 @@ from mpigraph.formats.declared import Entry, ends_of, label_of, relation_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
-from mpigraph.formats.table_files import TextForm, open_tables
+from mpigraph.formats.table_columns import NO_NUMBERS, read_values
+from mpigraph.formats.table_files import Tables
+from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import RowArray, concatenated, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
@@ -134,14 +135,15 @@ class _Chunks:
         paths = self.paths
         if self.format == "csv":  # a file without rows tells no columns
             paths = [path for path in paths if not path.exists() or path.stat().st_size] or paths[:1]
-        tables = open_tables(paths, TextForm(self._delimiter, headless=True), self.format)
-        read = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, self._ranks)
-        for column, values in read.values.items():
-            if values.kind in NO_NUMBERS and any(read.lengths):
+        tables = Tables(paths, self._ranks, TextForm(self._delimiter, headless=True), self.format)
+        tables.parse(dict.fromkeys(tables.names, Way()))
+        read = read_values(tables, {column: (column,) for column in tables.names}, {}, self._ranks)
+        for column, values in read.items():
+            if values.kind in NO_NUMBERS and any(tables.lengths):
                 raise GraphDataError(f"{paths[0]}: column {column} must be numbers (got {values.kind})")
-        lengths = dict(zip(paths, read.lengths, strict=True))
+        lengths = dict(zip(paths, tables.lengths, strict=True))
         self.check_rows([lengths.get(path, 0) for path in self.paths])
-        return [column.rows for column in read.values.values()]
+        return [column.rows for column in read.values()]
 
     def feature(self, name: str) -> Feature:
         """Return data as a feature."""
@@ -203,4 +205,4 @@ def _pairs(path: Path, array: Array, told: set[bool]) -> tuple[Array, Array]:
     return ends_of(path, array, in_columns=True in told)
 
 
-CHUNKED = Layout("DGL's chunked graph", _METADATA, lambda path: (path / _METADATA).is_file(), _read, by_all_ranks=True)
+CHUNKED = Layout("DGL's chunked graph", _METADATA, lambda path: (path / _METADATA).is_file(), _read)

@@ -17,22 +17,23 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.declared import MASKS
 from mpigraph.formats.dgl_binary import read_part_graph, read_tensors
 from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles, graph_of, reading
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
-from mpigraph.partition.spill import Scratch
-from mpigraph.storage.files import read_text
+from mpigraph.storage.files import read_text, storage_errors
 
 _ID = "_ID"
 _OWN = (_ID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
@@ -48,19 +49,20 @@ def is_dgl_partition(path: Path) -> bool:
         return False
 
 
-def read_dgl_partition(path: Path, scratch: Path | None = None) -> GraphSource:
+@collective("ranks")
+def read_dgl_partition(path: Path, ranks: ReadingRanks) -> GraphSource:
     """Read a graph that DGL has partitioned; the source has these parts.
 
     Args:
         path: the configuration.
-        scratch: folder of temporary files, as large as the edges; None for the system's.
+        ranks: the ranks that read it, each some of the parts.
 
     Raises:
         GraphDataError: a file is missing or damaged, or they contradict one another; names the file.
         StorageError: a temporary file cannot be written.
     """
     with reading(path, path.parent):
-        return _source(_Config(path), Scratch(scratch, mapping=True))
+        return _source(_Config(path), ranks)
 
 
 class _Config:
@@ -99,6 +101,14 @@ class _Config:
         return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in counts.items())
 
 
+class _Own(NamedTuple):
+    """Own nodes or edges of a part, of one type."""
+
+    rows: I64  # in the part's graph
+    ids: I64  # original ids, or the rows where they are not known
+    are_known: bool
+
+
 class _Rows:
     """The nodes, or the edges, of all parts.
 
@@ -117,7 +127,6 @@ class _Rows:
         self._kind = kind
         self.ranges = self._ranges(f"{kind}_map", config.content[f"{kind}_map"], config.content[f"num_{kind}s"])
         self.sizes: I64 = np.diff(self.ranges, axis=2)[:, :, 0]
-        self._originals: list[list[I64]] = [[] for _ in self.names]
 
     def _ranges(self, what: str, table: Any, total: object) -> I64:
         if isinstance(table, list):
@@ -143,10 +152,10 @@ class _Rows:
             raise GraphDataError(f"{what} covers {flat[-1, 1]} ids, expected {total}")
         return ranges_of
 
-    def own(self, part: int, path: Path, data: Mapping[str, Array]) -> list[I64]:
-        """Return for each type the rows of a part's own nodes or edges in the order of their ids.
+    def own(self, part: int, path: Path, data: Mapping[str, Array], unread: Counter[str]) -> list["_Own"]:
+        """Return for each type a part's own nodes or edges in the order of their ids.
 
-        ``data`` are those of the part's graph in the file ``path``; their original ids are kept.
+        ``data`` are those of the part's graph in the file ``path``; what is not read of them is counted.
         """
         for name in (_ID, f"inner_{self._kind}"):
             if name not in data or data[name].ndim != 1 or data[name].dtype.kind not in "iu":
@@ -156,31 +165,49 @@ class _Rows:
         order = np.argsort(ids, kind="stable")
         if not np.array_equal(ids[order], np.arange(self.ranges[0, part, 0], self.ranges[-1, part, 1])):
             raise GraphDataError(f"{path}: its own {self._kind}s are not those that {self._config.path.name} says")
-        unread = self._config.unread_data
         unread.update(f"{self._kind} data {name!r} in {path.name}" for name in data if name not in _OWN)
-        by_type = np.split(rows[order], np.cumsum(self.sizes[:-1, part]))
-        file = path.with_name(f"orig_{self._kind[0]}ids.dgl")
-        beside = read_tensors(self._config.read(file)) if file.exists() else {}
+        file = self.ids_beside(path)
+        beside = read_tensors(file) if file.exists() else {}
         unread.update(f"{key!r} in {file.name}" for key in beside if key not in self.names)
-        unknown = np.zeros(0, bool)
-        for name, of_type, known in zip(self.names, by_type, self._originals, strict=True):
-            in_graph = data["orig_id"][of_type] if "orig_id" in data else unknown
-            originals = np.asarray(beside[name].values) if name in beside else in_graph
-            if originals.shape == of_type.shape and originals.dtype.kind in "iu":
-                known.append(originals.astype(np.int64))
-        return by_type
+        of_types = []
+        for name, of_type in zip(self.names, np.split(rows[order], np.cumsum(self.sizes[:-1, part])), strict=True):
+            in_graph = data["orig_id"][of_type] if "orig_id" in data else np.zeros(0, bool)
+            ids = np.asarray(beside[name].values) if name in beside else in_graph
+            are_known = ids.shape == of_type.shape and ids.dtype.kind in "iu"
+            of_types.append(_Own(of_type, ids.astype(np.int64) if are_known else of_type, are_known))
+        return of_types
 
-    def originals(self, keys: Sequence[Any]) -> tuple[I64, ...] | None:
-        """Return the original ids by type, in the order of ``keys``; None, and a line of the log, if not known."""
-        if all(len(of_parts) == self._config.num_parts for of_parts in self._originals):
-            counts = self.sizes.sum(axis=1).tolist()
-            typed = typewise(list(map(np.concatenate, self._originals)), counts)
+    def ids_beside(self, path: Path) -> Path:
+        """Return the file of original ids beside a part's graph, which may not exist."""
+        return path.with_name(f"orig_{self._kind[0]}ids.dgl")
+
+    def originals(
+        self,
+        ids: Sequence[Sequence[Array]],
+        are_known: Sequence[Sequence[bool]],
+        keys: Sequence[Any],
+        ranks: ReadingRanks,
+    ) -> tuple[I64, ...] | None:
+        """Return the original ids by type, in the order of ``keys``; None, and a line of the log, if not known.
+
+        ``ids`` are those of all parts by type, ``are_known`` whether a part has those of a type.
+        """
+        if not all(map(all, are_known)):
+            text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
+            get_logger().warning(text, self._config.path, self._kind)
+            return None
+        counts = self.sizes.sum(axis=1).tolist()
+
+        def make() -> I64:
+            typed = typewise([np.concatenate(of_type) for of_type, _ in zip(ids, counts, strict=False)], counts)
             if typed is None:
                 raise GraphDataError(f"original ids of {self._kind}s are not those of {counts} {self._kind}s")
-            return tuple(typed[t] for t in _order(keys))
-        text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
-        get_logger().warning(text, self._config.path, self._kind)
-        return None
+            joined: I64 = np.concatenate([np.zeros(0, np.int64), *typed])
+            return joined
+
+        whole = ranks.once("reading original ids", make)
+        typed = np.split(whole, np.cumsum(counts)[:-1])
+        return tuple(typed[t] for t in _order(keys))
 
     def features(self, types: Mapping[str, int]) -> list[dict[str, Feature]]:
         """Return the features of each type, in the files of all parts; ``types`` has the number of each name of one."""
@@ -214,30 +241,55 @@ def _by_part(table: I64) -> I64:
     return table.swapaxes(0, 1).reshape(-1, *table.shape[2:])
 
 
-def _source(config: _Config, scratch: Scratch) -> GraphSource:
+def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
     nodes = _Rows(config, "node", DEFAULT_NTYPE)
     edges = _Rows(config, "edge", relation_key(DEFAULT_ETYPE))
-    ends = [(scratch.empty(count, np.int64), scratch.empty(count, np.int64)) for count in edges.sizes.sum(1).tolist()]
-    joined: list[list[set[int]]] = [[set(), set()] for _ in ends]  # the types of sources and destinations
     limits = _by_part(nodes.ranges[:, :, 1])
     # what makes a homogeneous id one of its type
     shifts = _by_part(np.cumsum(nodes.sizes, axis=1) - nodes.sizes - nodes.ranges[:, :, 0])
+    folder = ranks.new_file("")
     for part in range(config.num_parts):
         path = config.file(part, "part_graph")
+        for rows in (nodes, edges):
+            if rows.ids_beside(path).exists():
+                config.read(rows.ids_beside(path))
+
+    def read(part: int) -> tuple[list[list[bool]], list[list[list[int]]], Mapping[str, int]]:
+        """Write original ids of nodes and edges by type, then sources and destinations, to a file of the part.
+
+        Returns what original ids are known, the types of nodes that edges join, and data that are not read.
+        """
+        path = config.file(part, "part_graph")
         graph = read_part_graph(path)
-        nodes.own(part, path, graph.ndata)
-        for r, rows in enumerate(edges.own(part, path, graph.edata)):
-            begin = int(edges.sizes[r, :part].sum())
-            for side, (whole, local) in enumerate(zip(ends[r], (graph.src, graph.dst), strict=True)):
-                ids = graph.ndata[_ID][local[rows]].astype(np.int64)
-                place = np.searchsorted(limits, ids, side="right")
-                if (ids < 0).any() or (place == len(limits)).any():
+        unread: Counter[str] = Counter()
+        own = [rows.own(part, path, of, unread) for rows, of in ((nodes, graph.ndata), (edges, graph.edata))]
+        ids = [of_type.ids for of_kind in own for of_type in of_kind]
+        joined: list[list[list[int]]] = [[] for _ in edges.names]
+        for local in (graph.src, graph.dst):
+            for types, of_relation in zip(joined, own[1], strict=True):
+                homogeneous = graph.ndata[_ID][local[of_relation.rows]].astype(np.int64)
+                place = np.searchsorted(limits, homogeneous, side="right")
+                if (homogeneous < 0).any() or (place == len(limits)).any():
                     raise GraphDataError(f"{path}: an edge ends in a node that does not exist")
-                whole[begin : begin + len(rows)] = ids + shifts[place]
-                types = set(np.unique(place % len(nodes.names)).tolist()) | joined[r][side]
-                if len(types) > 1:
-                    raise GraphDataError(f"{path}: edges of {edges.names[r]!r} join different types of nodes")
-                joined[r][side] = types
+                ids.append(homogeneous + shifts[place])
+                types.append(np.unique(place % len(nodes.names)).tolist())
+        with storage_errors(folder, "write a temporary file"):
+            folder.mkdir(exist_ok=True)
+            np.save(folder / f"{part}.npy", np.concatenate(ids))
+        return [[of_type.are_known for of_type in of_kind] for of_kind in own], joined, unread
+
+    told = ranks.exchange.map(f"reading {config.path}", config.num_parts, read)
+    sizes = np.concatenate([nodes.sizes, edges.sizes, edges.sizes, edges.sizes])
+    files = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in range(config.num_parts)]
+    pieces = [np.split(file, np.cumsum(its)[:-1]) for file, its in zip(files, sizes.T, strict=True)]
+    tables = list(zip(*pieces, strict=True))
+    of_ends = [concatenated(table) for table in tables[len(nodes.names) + len(edges.names) :]]
+    ends = list(zip(of_ends[: len(edges.names)], of_ends[len(edges.names) :], strict=True))
+    config.unread_data = sum((Counter(unread) for *_, unread in told), Counter())
+    joined = [[{t for _, its, _ in told for t in its[r][side]} for side in (0, 1)] for r in range(len(edges.names))]
+    for name, sides in zip(edges.names, joined, strict=True):
+        if max(map(len, sides)) > 1:
+            raise GraphDataError(f"{config.path}: edges of {name!r} join different types of nodes")
     joined_names = [[nodes.names[t] for side in sides for t in side] for sides in joined]
     relations = [
         _relation(name, nodes.names, types_joined) for name, types_joined in zip(edges.names, joined_names, strict=True)
@@ -255,8 +307,8 @@ def _source(config: _Config, scratch: Scratch) -> GraphSource:
         dict(zip(nodes.names, of_nodes, strict=True)),
         dict(zip(relations, of_edges, strict=True)),
         path=str(config.path),
-        node_ids=nodes.originals(nodes.names),
-        edge_ids=edges.originals(relations),
+        node_ids=nodes.originals(tables, [known[0] for known, *_ in told], nodes.names, ranks),
+        edge_ids=edges.originals(tables[len(nodes.names) :], [known[1] for known, *_ in told], relations, ranks),
         parts=Parts(np.concatenate(of_types), config.num_parts),
         left_out=config.left_out(),
     )

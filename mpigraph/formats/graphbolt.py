@@ -26,8 +26,9 @@ from mpigraph.formats.declared import Entry, ends_of, mask_name, relation_of
 from mpigraph.formats.input_files import UNREADABLE, FolderFiles, graph_of, mapped_npy
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import read_columns
-from mpigraph.formats.table_files import TextForm, open_tables
+from mpigraph.formats.table_columns import read_values
+from mpigraph.formats.table_files import Tables
+from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
@@ -46,7 +47,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     content = _read_yaml(files.read(path / _METADATA))
     if "graph_topology" in content.values:
         raise content.error("a dataset that GraphBolt has preprocessed: give the directory of the data it was made of")
-    data = _Dataset(path, files, options.scratch)
+    data = _Dataset(path, files, options.ranks)
     graph = content.mapping("graph")
     data.add_types(graph)
     for entry in (*content.mappings("feature_data"), *graph.mappings("feature_data")):
@@ -86,7 +87,7 @@ class _Dataset:
 
     folder: Path
     files: FolderFiles
-    scratch: Path | None
+    ranks: ReadingRanks
     counts: dict[str, int] = field(default_factory=dict)
     edges: dict[Relation, tuple[RowArray, RowArray]] = field(default_factory=dict)
     feats: dict[str, dict[str, dict[str, Feature]]] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class _Dataset:
             if relation in self.edges:
                 raise entry.error(f"{relation} must be there once")
             kind, path = self._file(entry)
-            ends = _ends_in_csv(path, self.scratch) if kind == "csv" else ends_of(path, mapped_npy(path))
+            ends = _ends_in_csv(path, self.ranks) if kind == "csv" else ends_of(path, mapped_npy(path))
             self.edges[relation] = ends
         if not self.edges:
             raise graph.error("edges must name at least one relation")
@@ -149,7 +150,7 @@ class _Dataset:
             if "label" in self.feats["node"][ntype]:
                 self.left_out.append(f"labels of the task: {ntype!r} has a feature 'label'")
             else:
-                self.feats["node"][ntype]["label"] = _label(pieces, self.counts[ntype], self.scratch)
+                self.feats["node"][ntype]["label"] = _label(pieces, self.counts[ntype], self.ranks.parent)
 
     def _file(self, entry: Entry) -> tuple[Any, Path]:
         kind = entry.values.get("format")
@@ -171,14 +172,13 @@ class _Dataset:
         return path, rows
 
 
-def _ends_in_csv(path: Path, scratch: Path | None) -> tuple[RowArray, RowArray]:
-    tables = open_tables([path], TextForm(",", _ENDS, headless=True), "csv")
-    columns = {end: (end,) for end in _ENDS}
-    read = read_columns(tables, (), columns, dict.fromkeys(_ENDS, "int64"), ReadingRanks(scratch))
-    if not sum(read.lengths):
+def _ends_in_csv(path: Path, ranks: ReadingRanks) -> tuple[RowArray, RowArray]:
+    tables = Tables([path], ranks, TextForm(",", _ENDS, headless=True), "csv")
+    tables.parse(dict.fromkeys(_ENDS, Way("int64")))
+    if not sum(tables.lengths):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    src, dst = (read.values[end].rows for end in _ENDS)
-    return src, dst
+    read = read_values(tables, {end: (end,) for end in _ENDS}, dict.fromkeys(_ENDS, "int64"), ranks)
+    return read["source"].rows, read["destination"].rows
 
 
 def _label(pieces: Sequence[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:

@@ -4,11 +4,10 @@ Where a table has a row for each node, the row is the number. Else the ids of th
 integers by value and strings by their UTF-8 bytes. Ids that are 0, 1, ..., n - 1 already are their own numbers.
 
 Ranks sort ids together (a sample sort): each sorts its share and sends the ids of each range to one rank, which merges
-them. What all have merged is kept in a mapped temporary file.
+them. All map the file in which they put what they have merged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import GrowingFile
-from mpigraph.formats.reading_ranks import Grow, ReadingRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import IdColumn
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
@@ -106,17 +104,17 @@ class NodeIds:
         Raises GraphDataError: there is no such node; names file and row; of integers when they are asked for.
         """
         if self.is_text:
-            return _Numbered(self._ranks.rows(self._doing, np.int64, lambda: self._of_texts(ids)), ids)
+            return _Numbered(self._ranks.rows(self._doing, len(ids), np.int64, lambda: self._of_texts(ids)), ids)
         return ids.numbers if self._keys is None else MadeRows(self._find, np.int64, ids.numbers)
 
-    def _of_texts(self, ids: IdColumn) -> Iterator[I64]:
-        """Yield the numbers of this rank's share of ids."""
-        for values, positions, place in ids.texts(ranks=self._ranks):
+    def _of_texts(self, ids: IdColumn) -> Iterator[tuple[int, I64]]:
+        """Yield the numbers of this rank's share of ids, with the first row."""
+        for first, values, positions, place in ids.texts(self._ranks):
             numbers = self._positions(values)[positions]
             if len(numbers) and numbers.min() < 0:
                 row = int((numbers < 0).argmax())
                 raise GraphDataError(f"{place(row)}: {self._unknown(values[positions[row]].decode())}")
-            yield numbers
+            yield first, numbers
 
     def _find(self, ids: Array) -> I64:
         numbers = self._positions(as_int64(ids))
@@ -144,7 +142,7 @@ class NodeIds:
         exchange = ranks.exchange
         with ranks.exchange.together(self._doing):
             if self.is_text:
-                chunks = [values[positions] for values, positions, _ in table_ids.texts(ranks=ranks)]
+                chunks = [values[positions] for _, values, positions, _ in table_ids.texts(ranks)]
                 ids = np.concatenate([np.zeros(0, "S1"), *chunks])
             else:
                 ids = np.concatenate([np.zeros(0, np.int64), *_chunks([table_ids.numbers], ranks)])
@@ -160,7 +158,7 @@ class NodeIds:
                 first, second = (table_ids.place(int(row)) for row in order[twice[0] :][:2])
                 name = keys[twice[0]].decode() if self.is_text else keys[twice[0]]
                 raise GraphDataError(f"{second}: the id {name!s:.80} is there already: {first}")
-        self.original, self._keys, self._order = _joined(ranks, self._doing, ids, keys, order)
+        self.original, self._keys, self._order = (ranks.joined(self._doing, own) for own in (ids, keys, order))
 
     def _collect(self, ends: Sequence[IdColumn]) -> int:
         """Number the ids that edges have; return how many there are."""
@@ -190,7 +188,7 @@ def distinct_texts(ranks: ReadingRanks, doing: str, columns: Sequence[IdColumn],
 
     def own() -> Iterator[Array]:
         for column in columns:
-            for values, _, _ in column.texts(blanks, ranks):
+            for _, values, _, _ in column.texts(ranks, blanks):
                 yield values
 
     return _distinct_of(ranks, doing, own)
@@ -206,7 +204,7 @@ def _distinct_of(ranks: ReadingRanks, doing: str, own: Callable[[], Iterator[Arr
         run = distinct.sorted()
     run = run.astype(_common_dtype(ranks, run), copy=False)
     keys, _ = _sorted_together(ranks, run, np.zeros(len(run), np.int64))
-    return _joined(ranks, doing, _distinct(keys))[0]
+    return ranks.joined(doing, _distinct(keys))
 
 
 @collective("ranks")
@@ -242,31 +240,13 @@ def _values_of(rows: Array, dtype: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(rows).reshape(-1).view(dtype)
 
 
-@collective("ranks")
-def _joined(ranks: ReadingRanks, doing: str, *own: Array) -> list[Array]:
-    """Return arrays of all ranks one after another, each in a mapped file."""
-    with ExitStack() as stack:
-        with ranks.exchange.together(doing):
-            files = [_kept(values, ranks.growing(stack)) for values in own]
-        runs = [its.arrays for its in ranks.gather(doing, files=files)]
-
-    def join(grow: Grow) -> tuple[None, list[GrowingFile]]:
-        joined = [_kept(values, grow) for values in runs[0]]
-        for arrays in runs[1:]:
-            for file, values in zip(joined, arrays, strict=True):
-                file.append(values)
-        return None, joined
-
-    return runs[0] if len(runs) == 1 else ranks.once(doing, join).arrays
-
-
 def _distinct_numbers(ranks: ReadingRanks, doing: str, columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
     """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1."""
     with ranks.exchange.together(doing):
         bounds = [0, -1]
         for chunk in _chunks(columns, ranks):
             bounds = [min(bounds[0], int(chunk.min())), max(bounds[1], int(chunk.max()))]
-    every = [its.note for its in ranks.gather(doing, bounds)]
+    every = ranks.exchange.gather_json(bounds)
     low, high = min(low for low, _ in every), max(high for _, high in every)
     if low < 0 or high >= sum(map(len, columns)):  # they have gaps
         keys = _distinct_of(ranks, doing, lambda: _chunks(columns, ranks))
@@ -280,7 +260,7 @@ def _distinct_numbers(ranks: ReadingRanks, doing: str, columns: Sequence[RowArra
     came, _ = exchange.all_to_all(is_there[:, None], np.diff(ranges))
     numbers = ranges[exchange.rank] + np.flatnonzero(came.reshape(exchange.size, -1).any(axis=0))
     count = exchange.sum_of(len(numbers))
-    return count, None if count == high + 1 else _joined(ranks, doing, numbers)[0]
+    return count, None if count == high + 1 else ranks.joined(doing, numbers)
 
 
 def _chunks(columns: Sequence[RowArray], ranks: ReadingRanks | None = None) -> Iterator[I64]:
@@ -294,12 +274,6 @@ def _chunks(columns: Sequence[RowArray], ranks: ReadingRanks | None = None) -> I
             raise GraphDataError(f"{place_of(column, first + error.row)}: {error}") from None
         if first + EDGES_PER_CHUNK >= len(column):
             release(column)
-
-
-def _kept(values: Array, grow: Grow) -> GrowingFile:
-    file = grow(values.dtype, ())
-    file.append(values)
-    return file
 
 
 def typewise(ids: Sequence[I64], counts: Sequence[int]) -> list[I64] | None:

@@ -1,6 +1,6 @@
 """Files of a user: opened if they are files, unpacked, mapped, in their natural order; files that a reader left.
 
-Arrays of ``.npy`` and ``.npz`` are mapped into memory, and so are temporary files that grow.
+Arrays of ``.npy`` and ``.npz`` are mapped into memory.
 """
 
 import bz2
@@ -9,7 +9,6 @@ import lzma
 import os
 import re
 import struct
-import tempfile
 import tokenize
 import zipfile
 import zlib
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import I32, Array
 from mpigraph.errors import GraphDataError, StorageError
@@ -182,62 +180,6 @@ def graph_of(
 
 
 _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
-
-
-class GrowingFile:
-    """An array that grows in a temporary file without a name, and is then mapped. A context manager.
-
-    ``row_shape`` has all dimensions except the first. The file takes space in ``folder``, None for the system's folder
-    of temporary files.
-
-    Raises:
-        StorageError: the file cannot be written; by any method.
-    """
-
-    def __init__(self, dtype: npt.DTypeLike, row_shape: tuple[int, ...] = (), folder: Path | None = None) -> None:
-        self.dtype = np.dtype(dtype)
-        self.row_shape = row_shape
-        self._folder = folder or Path(tempfile.gettempdir())
-        self._length = 0
-        try:
-            self._file = tempfile.TemporaryFile(dir=self._folder)
-        except OSError as error:
-            raise self._failure(error) from error
-
-    def __enter__(self) -> "GrowingFile":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def fileno(self) -> int:
-        """Return the descriptor of the file."""
-        return self._file.fileno()
-
-    def append(self, rows: Array) -> None:
-        """Append rows, which are cast."""
-        try:
-            np.ascontiguousarray(rows, self.dtype).tofile(self._file)
-        except OSError as error:
-            raise self._failure(error) from error
-        self._length += len(rows)
-
-    def finish(self) -> Array:
-        """Return all rows as a memory map, which outlives the closed file."""
-        shape = (self._length, *self.row_shape)
-        if 0 in shape:
-            return np.zeros(shape, self.dtype)
-        try:
-            self._file.flush()
-            return np.memmap(self._file, dtype=self.dtype, mode="r", shape=shape)
-        except OSError as error:
-            raise self._failure(error) from error
-
-    def _failure(self, error: OSError) -> StorageError:
-        return StorageError(f"{self._folder}: a temporary file cannot be written: {error.strerror or error}")
 
 
 def mapped_npy(path: Path) -> Array:

@@ -75,11 +75,6 @@ class ReadOptions:
     # options of the user for columns of csv and parquet files
     tables: TableOptions = field(default_factory=TableOptions)
 
-    @property
-    def scratch(self) -> Path | None:
-        """The folder of temporary files; None for the system's."""
-        return self.ranks.folder
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -89,11 +84,10 @@ class Layout:
     marks: str  # the files by which a directory of this layout is recognised, for a message; "" if it is a single file
     # returns whether a path, a file or a directory, has this layout; looks at names and first lines alone
     is_at: Callable[[Path], bool]
-    # reads the graph. Errors are GraphDataErrors that name the file and, in text, the line
+    # reads the graph, on all ranks, which map files or divide the work. Errors are GraphDataErrors that name the file
+    # and, in text, the line
     read: Callable[[Path, ReadOptions], GraphSource]
     takes: tuple[str, ...] = ()  # names of the :class:`ReadOptions` that it uses; the user gets an error for others
-    # every rank calls ``read``, which only maps files, or divides the work; else one rank calls it for all
-    by_all_ranks: bool = False
 
 
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:

@@ -29,18 +29,17 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.declared import label_of
+from mpigraph.formats.declared import MASKS, feature_of, relation_in
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
-from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_mask, largest
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, unescape
+from mpigraph.partition.row_arrays import NamedRows, RowArray, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
-_MASKS = ("train_mask", "val_mask", "test_mask")
-_NODE_ARRAYS = ("label", "feat", *_MASKS)
+_NODE_ARRAYS = ("label", "feat", *MASKS)
 _COUNT = "__num_nodes"
 _NODE = "node_"
 _EDGE = "edge_"
@@ -217,27 +216,19 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     joined, _, end = name.rpartition("__")
     if end not in ("src", "dst"):
         return None
-    readings = relations_in(joined, ntypes, "__")
-    if len(readings) > 1:
-        words = " and as ".join(map(str, readings))
-        raise GraphDataError(f"{name} can be read as {words}: rename a type or the relation")
+    relation = relation_in(joined, ntypes, name, "rename a type or the relation")
     fields = joined.split("__")
-    for ntype in (fields[0], fields[2]) if len(fields) == 3 and not readings else ():
+    for ntype in (fields[0], fields[2]) if len(fields) == 3 and relation is None else ():
         if ntype not in ntypes:
             raise GraphDataError(f"{name}: node type {ntype!r} does not exist, there is no {ntype}{_COUNT}")
-    return readings[0] if readings else None
+    return relation
 
 
 def _node_features(arrays: Arrays) -> dict[str, Feature]:
     """Take label, masks and "feat" of one node type out of its arrays."""
     for name in _NODE_ARRAYS:
         _check_rows(arrays, name)
-    feats = {name: Feature.of(as_mask(arrays.pop(name))) for name in _MASKS if name in arrays}
-    if "label" in arrays:
-        feats["label"] = label_of(arrays.pop("label"))
-    if "feat" in arrays:
-        feats["feat"] = Feature.of(as_floats(arrays.pop("feat")))
-    return feats
+    return {name: feature_of(name, arrays.pop(name)) for name in _NODE_ARRAYS if name in arrays}
 
 
 def _check_rows(arrays: Mapping[str, RowArray], name: str) -> None:
@@ -268,7 +259,6 @@ NPY_DIRECTORY = Layout(
     "edge_src.npy",
     lambda path: (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy")),
     _read_npy_directory,
-    by_all_ranks=True,
 )
-HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5, by_all_ranks=True)
-NPZ = Layout("npz", "", Path.is_file, _read_npz, by_all_ranks=True)
+HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5)
+NPZ = Layout("npz", "", Path.is_file, _read_npz)

@@ -39,7 +39,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.declared import as_column, ends_of, feature_of, masks_of, relation_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, opened, reading
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
-from mpigraph.formats.table_columns import chunks_of_numbers
+from mpigraph.formats.reading_ranks import ReadingRanks
+from mpigraph.formats.text_files import chunks_of_numbers
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.source import Feature, GraphSource
 
@@ -56,7 +57,7 @@ Owner = str | Relation
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     known = _known(path, options.dataset)
-    raw = _Raw(path / "raw", FolderFiles(path))
+    raw = _Raw(path / "raw", FolderFiles(path), options.ranks)
     readers = {
         "edge_index_dict.npz": raw.read_typed_arrays,
         "triplet-type-list.csv.gz": raw.read_typed_text,
@@ -96,6 +97,7 @@ class _Raw:
 
     folder: Path
     files: FolderFiles
+    ranks: ReadingRanks
     counts: dict[str, int] = field(default_factory=dict)
     said: dict[Relation, tuple[str, int]] = field(default_factory=dict)  # files that say numbers of edges, and these
     edges: dict[Relation, tuple[Array, Array]] = field(default_factory=dict)
@@ -192,7 +194,8 @@ class _Raw:
         """Read the files of text in a folder that are of nodes, or of edges."""
         if isinstance(owner, tuple):
             path = folder / "edge.csv.gz"
-            src, dst = ends_of(_short(path), self._edges(path), in_columns=True)
+            small = np.int32 if max(self.counts.values()) < 2**31 else np.int64
+            src, dst = ends_of(_short(path), self._table(path, np.int64, small), in_columns=True)
             self.edges[owner] = np.ascontiguousarray(src), np.ascontiguousarray(dst)
         for path in sorted(folder.glob("*.csv.gz")):
             of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
@@ -206,18 +209,21 @@ class _Raw:
                 return self._table(path, np.int64)
         return self._table(path, _DTYPES.get(name, np.float32))
 
-    def _table(self, path: Path, dtype: npt.DTypeLike) -> Array:
-        """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where floats are."""
-        chunks = list(chunks_of_numbers(self._file(path), np.dtype(dtype)))
-        return np.concatenate(chunks) if chunks else np.zeros((0, 1), dtype)
+    def _table(self, path: Path, dtype: npt.DTypeLike, narrow: npt.DTypeLike | None = None) -> Array:
+        """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where floats are.
 
-    def _edges(self, path: Path) -> Array:
-        dtype = np.dtype(np.int32 if max(self.counts.values()) < 2**31 else np.int64)
-        chunks = [np.zeros((0, 2), dtype)]
-        for chunk in chunks_of_numbers(self._file(path), np.dtype(np.int64)):
-            small = chunk.astype(dtype)
-            chunks.append(small if (small == chunk).all() else chunk)  # what does not fit is no node, and is told so
-        return np.concatenate(chunks[1:] or chunks)
+        Integers that all fit a ``narrow`` dtype get it.
+        """
+        file = self._file(path)
+
+        def read() -> Array:
+            chunks = []
+            for chunk in chunks_of_numbers(file, np.dtype(dtype)):
+                small = chunk if narrow is None else chunk.astype(narrow)
+                chunks.append(chunk if narrow is None or (small != chunk).any() else small)
+            return np.concatenate(chunks) if chunks else np.zeros((0, 1 if narrow is None else 2), dtype)
+
+        return self.ranks.once(f"reading {path}", read)
 
     def _words(self, path: Path) -> list[list[str]]:
         with reading(path), opened(self._file(path)) as file:
@@ -253,11 +259,4 @@ def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-OGB_TEXT = Layout(
-    "OGB",
-    "raw/",
-    lambda path: any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "triplet-type-list.csv.gz")),
-    _read,
-    ("dataset",),
-)
-OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read, ("dataset",), by_all_ranks=True)
+OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read, ("dataset",))

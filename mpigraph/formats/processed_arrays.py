@@ -188,12 +188,10 @@ MAG240M = Layout(
     "edges in processed/",
     lambda path: bool(_relation_folders(path, _OF_MAG)),
     _read_mag,
-    by_all_ranks=True,
 )
 IGB = Layout(
     "IGB",
     "processed/<src>__<rel>__<dst>/",
     lambda path: bool(_relation_folders(path, _OF_IGB)),
     _read_igb,
-    by_all_ranks=True,
 )

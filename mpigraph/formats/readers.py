@@ -16,7 +16,6 @@ and ``parmetis_postprocess.py`` write it. A file holds
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,9 +29,9 @@ from mpigraph.formats.graphbolt import GRAPHBOLT
 from mpigraph.formats.input_files import UNREADABLE, checked_parts, first_bytes, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
-from mpigraph.formats.ogb import OGB, OGB_TEXT
+from mpigraph.formats.ogb import OGB
 from mpigraph.formats.processed_arrays import IGB, MAG240M
-from mpigraph.formats.reading_ranks import ReadingRanks, read_once
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.shards import read_partition
 from mpigraph.formats.typed_tables import TABLES
 from mpigraph.log import get_logger
@@ -50,8 +49,8 @@ def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
 
 
 _OF_PYG = "META.json"
-_PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg, by_all_ranks=True)
-LAYOUTS = (IGB, GRAPHBOLT, _PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB_TEXT, OGB, MAG240M, TABLES, HDF5, NPZ)
+_PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg)
+LAYOUTS = (IGB, GRAPHBOLT, _PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB, MAG240M, TABLES, HDF5, NPZ)
 """In the order in which they are tried."""
 _OPTIONS = {
     "num_nodes": "the number of nodes",
@@ -107,6 +106,7 @@ def read_source(
         num_nodes, ranks, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
     )
     source = _read_path(path, options)
+    vars(source)["ranks"] = ranks  # whose files lie as long as the graph
     if source.left_out:
         get_logger().warning("%s: left out: %s", path, "; ".join(source.left_out))
     return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
@@ -116,7 +116,7 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
     if path.is_file() and path.suffix == ".json":
         if not is_dgl_partition(path):
             return read_partition(path)
-        return read_once(options.ranks, f"reading {path}", partial(read_dgl_partition, path, options.scratch))
+        return read_dgl_partition(path, options.ranks)
     layout = next((layout for layout in LAYOUTS if layout.is_at(path)), None)
     with reading(path):
         if layout is None:
@@ -126,12 +126,7 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
             if getattr(options, name) != getattr(ReadOptions(ranks=options.ranks), name) and name not in layout.takes:
                 takers = dict.fromkeys(layout.name for layout in LAYOUTS if name in layout.takes)
                 raise GraphDataError(f"{words} cannot be given for {layout.name}, only for {', '.join(takers)}")
-
-        def read() -> GraphSource:
-            with reading(path):
-                return replace(layout.read(path, options), path=str(path))
-
-        return read() if layout.by_all_ranks else read_once(options.ranks, f"reading {path}", read)
+        return replace(layout.read(path, options), path=str(path))
 
 
 _NPY = b"\x93NUMPY"

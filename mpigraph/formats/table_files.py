@@ -1,50 +1,30 @@
-"""Tables in files by pyarrow, an extra: csv and parquet.
+"""Tables in files by pyarrow, an extra: parquet, and text that becomes parquet (``text_files.py``).
 
-**Text** is parsed once, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
-compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs, commas,
-semicolons or blanks separate its fields. **Parquet** is read by groups of rows, when they are asked for.
+They are read by groups of rows, when they are asked for.
 """
 
-import csv
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import arrow, to_numpy, type_kind
-from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened, reading
-from mpigraph.partition.row_arrays import DerivedRows, RowArray
+from mpigraph.formats.arrow_values import arrow, type_kind, wider_type
+from mpigraph.formats.input_files import is_packed, reading
+from mpigraph.formats.reading_ranks import ReadingRanks
+from mpigraph.formats.text_files import Head, TextForm, Way, head_of, ids_in, write_parquet
+from mpigraph.partition.row_arrays import DerivedRows, RowArray, concatenated
 from mpigraph.storage.files import open_regular
 
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
-_BLOCK_BYTES = 8 << 20
-_LONGEST_LINE = 1 << 20
-_UNENDED = "a field in quotes does not end"
-_BOM = b"\xef\xbb\xbf"
-_NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
-_NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
-_ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
-
-
-@dataclass(frozen=True)
-class TextForm:
-    """The form of a text file."""
-
-    delimiter: str | None = None  # between fields; None to look at the first line
-    # of the columns; None to take those of the first line, or ``first``, ``column2``, ... where it has none
-    names: tuple[str, ...] | None = None
-    # the first line is a row; False: after comments, unless two integers stand in front, it has the names
-    headless: bool = False
-    first: tuple[str, ...] = ("src", "dst")  # names of the first columns of a file without names
-    decimal: str = "."  # or "," in numbers with a fraction
 
 
 def is_table(path: Path) -> bool:
@@ -52,178 +32,6 @@ def is_table(path: Path) -> bool:
     name = path.name.lower()
     is_named = name.endswith((*_PARQUET, *_TEXT)) or (is_packed(path) and Path(name).stem.endswith(_TEXT))
     return is_named and not name.startswith((".", "_")) and path.is_file()
-
-
-def open_tables(
-    paths: Sequence[Path], form: TextForm | None = None, kind: str | None = None
-) -> "TextFiles | ParquetFiles":
-    """Open files of the same columns, at least one; ``kind`` is "parquet" or "csv", None to go by names of files.
-
-    Raises:
-        GraphDataError: they cannot be read, or do not fit together; or there is no pyarrow.
-    """
-    arrow()
-    is_parquet = {path.name.lower().endswith(_PARQUET) for path in paths} if kind is None else {kind == "parquet"}
-    if len(is_parquet) > 1:
-        raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one table")
-    return ParquetFiles(paths) if is_parquet == {True} else TextFiles(paths, form or TextForm())
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise GraphDataError(f"{path}: there are several columns of the name {name!r}")
-
-
-class TextFiles:
-    """Csv files of one form."""
-
-    def __init__(self, paths: Sequence[Path], form: TextForm) -> None:
-        self.paths = paths
-        self.form = form
-        self._delimiter = form.delimiter
-        self.first_rows: list[int] = []  # the line of each file, from 1, at which its rows begin
-        self._begins: list[int] = []
-        self.names: list[str] = []
-        self.no_header: list[str] = []  # the fields of the first line, where it has no names and none are given
-        for path in paths:
-            names = self._read_head(path)
-            _check_names(path, names)
-            if path is not paths[0] and names != self.names:
-                raise GraphDataError(f"{path}: columns {names} are not those of {paths[0].name}, {self.names}")
-            self.names = names
-
-    def _read_head(self, path: Path) -> list[str]:
-        """Note where the rows of a file begin, and return the names of its columns."""
-        with opened(path) as file:
-            skipped = 0
-            begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-            while (line := _line_of(file, begin)).startswith(b"#") and self.form.names is None:
-                skipped += 1
-                begin += len(line)
-        text = line.decode("utf-8", "replace").strip("\r\n")
-        if self._delimiter is None:
-            bare = (_NO_MARKS if self.form.decimal == "." else _NO_DECIMALS).sub("", text)
-            marks = [mark for mark in bare if mark in ",;"] or ([" "] if " " in bare else [","])
-            self._delimiter = "\t" if "\t" in bare else marks[0]
-        fields = [name.strip() for name in _fields_of(text, self._delimiter)]
-        named = not self.form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
-        self.first_rows.append(skipped + named + 1)
-        self._begins.append(begin + len(line) * named)
-        if self.form.names is not None:
-            return list(self.form.names)
-        self.no_header = [] if named else fields
-        first = self.form.first
-        return fields if named else [*first, *(f"column{n}" for n in range(len(first), len(fields)))][: len(fields)]
-
-    def share(self, rank: int, size: int) -> list[int]:
-        """Return the numbers of the files that a rank parses: each one rank, which have about as many bytes."""
-        loads = [0] * size
-        own = []
-        for number in sorted(range(len(self.paths)), key=lambda number: -self.paths[number].stat().st_size):
-            chosen = loads.index(min(loads))
-            loads[chosen] += 1 + self.paths[number].stat().st_size
-            own += [number] if chosen == rank else []
-        return sorted(own)
-
-    def title(self, file: int, name: str) -> str:
-        """Return what messages call a column of a file, before the row."""
-        return str(self.paths[file])
-
-    def batches(self, file: int, names: Sequence[str]) -> Iterator[Any]:
-        """Yield record batches of strings, parsed by pyarrow's threads."""
-        done = 0
-        batch: Any = None
-        quotes, are_inside = 1, False
-        try:
-            quotes, are_inside = self._quotes(file)
-            for batch in self._batches(file, names, quotes > 0, use_threads=True):
-                yield batch
-                done += batch.num_rows
-            last = [] if batch is None else batch.slice(batch.num_rows - 1).to_pylist()
-            if quotes % 2 and (not are_inside or any("\n" in value for row in last for value in row.values())):
-                raise ValueError(f"row {self.first_rows[file] + done - 1}: {_UNENDED}")
-        except UNREADABLE as error:
-            raise self._failure(file, self._with_row(file, names, quotes > 0) or error) from error
-
-    def first_batch(self, names: Sequence[str]) -> tuple[int, Any]:
-        """Return the number of the first file with rows, and its first batch; 0 and None without rows."""
-        for file, path in enumerate(self.paths):
-            with reading(path):
-                batch = next(self._batches(file, names, has_quotes=True, use_threads=False), None)
-            if batch is not None:
-                return file, batch
-        return 0, None
-
-    def _with_row(self, file: int, names: Sequence[str], has_quotes: bool) -> Exception | None:
-        """Return the error that one thread finds, which knows its row."""
-        try:
-            for _ in self._batches(file, names, has_quotes, use_threads=False):
-                pass
-        except UNREADABLE as error:
-            return error
-        return None
-
-    def _failure(self, file: int, error: Exception) -> Exception:
-        match = None if isinstance(error, GraphDataError) else _ROW_OF_FILE.search(str(error))
-        if match is not None:
-            row = f"row {self.first_rows[file] - 1 + int(match[1])}"
-            error = ValueError(_ROW_OF_FILE.sub(row, str(error)))
-        elif "straddling" in str(error):
-            error = ValueError(f"a row is longer than {_BLOCK_BYTES} bytes: perhaps {_UNENDED}")
-        return failure(self.paths[file], error)
-
-    def _batches(self, file: int, names: Sequence[str], has_quotes: bool, use_threads: bool) -> Iterator[Any]:
-        arrow_csv = arrow().csv
-        with opened(self.paths[file]) as stream:
-            stream.seek(self._begins[file])
-            if not next((data for data in iter(lambda: stream.read(_LONGEST_LINE), b"") if data.strip()), b""):
-                return  # pyarrow would raise
-            stream.seek(self._begins[file])
-            yield from arrow_csv.open_csv(
-                stream,
-                arrow_csv.ReadOptions(use_threads=use_threads, block_size=_BLOCK_BYTES, column_names=self.names),
-                # for values with ends of lines in them pyarrow takes longer
-                arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=has_quotes),
-                arrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(self.names, arrow().string()),
-                    include_columns=list(names),
-                    strings_can_be_null=False,
-                ),
-            )
-
-    def _quotes(self, file: int) -> tuple[int, bool]:
-        """Count the quotes of a file, and tell if one begins inside a field, as in ``5" pipe``."""
-        count = 0
-        is_inside = False
-        before = b"\n"
-        may_begin = np.frombuffer(f'{self._delimiter}"\n\r'.encode(), np.uint8)
-        with opened(self.paths[file]) as stream:
-            stream.seek(self._begins[file])
-            while data := stream.read(_BLOCK_BYTES):
-                if b'"' in data:
-                    values = np.frombuffer(before + data, np.uint8)
-                    quotes = np.flatnonzero(values[1:] == ord('"'))
-                    is_inside |= not np.isin(values[quotes[count % 2 :: 2]], may_begin).all()
-                    count += len(quotes)
-                before = data[-1:]
-        return count, is_inside
-
-
-def _line_of(file: IO[bytes], begin: int) -> bytes:
-    """Return the line that begins at a place of a file, with its end; it may be a lone carriage return."""
-    file.seek(begin)
-    line = file.readline(_LONGEST_LINE)
-    end = line.find(b"\r") + 1
-    return line if not end or line[end:] == b"\n" else line[:end]
-
-
-def _fields_of(line: str, delimiter: str) -> list[str]:
-    """Return the fields of a line, without the quotes around them."""
-    try:
-        return next(csv.reader([line], delimiter=delimiter), [""])
-    except csv.Error:  # of bytes that no text has
-        return line.split(delimiter)
 
 
 class Group(NamedTuple):
@@ -235,72 +43,186 @@ class Group(NamedTuple):
     length: int
 
 
-class ParquetFiles:
-    """Parquet files.
+Read = Callable[[Sequence[Any], Callable[[int, str], str]], Array]
+"""Returns rows made of Arrow arrays, one of each column; the second argument names a row of a column."""
+
+
+class Tables:
+    """Files of the same columns, at least one; ``kind`` is "parquet" or "csv", None to go by names of files.
+
+    Of text the first lines are read; the rows when it is parsed.
 
     Attributes:
-        kinds: name of each column -> "integer", "float", "bool", "time", "list" (of numbers), "string" or "other".
-        lengths: rows of each file.
+        paths: the files.
+        is_text: whether they are text.
+        names: of the columns.
+        no_header: the fields of the first line of text, where it has no names and none are given.
+        groups: the groups of rows of all files that have rows, once it is parsed.
+        kinds: name of each column -> integer, float, bool, time, list (of numbers), string, none or other; of text
+            once it is parsed.
+        lengths: rows of each file, once it is parsed.
+
+    Raises:
+        GraphDataError: they cannot be read, or do not fit together; or there is no pyarrow.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    @collective("ranks")
+    def __init__(
+        self, paths: Sequence[Path], ranks: ReadingRanks, form: TextForm | None = None, kind: str | None = None
+    ) -> None:
+        arrow()
+        are_parquet = {path.name.lower().endswith(_PARQUET) for path in paths} if kind is None else {kind == "parquet"}
+        if len(are_parquet) > 1:
+            raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one table")
         self.paths = paths
-        self.metadata = []
-        self._schema: Any = None
-        for path in paths:
+        self.is_text = are_parquet == {False}
+        self.kinds: dict[str, str] = {}
+        self.no_header: list[str] = []
+        self._ranks = ranks  # whose files these may be
+        self._form = form or TextForm()
+        self._files = list(paths)  # of parquet
+        self._texts: list[dict[str, int]] = [{} for _ in paths]
+        if self.is_text:
+            heads = ranks.exchange.map(f"reading {paths[0]}", len(paths), lambda n: head_of(paths[n], self._form))
+            self._heads = [Head(*head) for head in heads]
+            self.no_header = self._heads[-1].no_header
+            names = [head.names for head in self._heads]
+        else:
+            self._open()
+            names = [schema.names for schema in self._schemas]
+        self.names: list[str] = names[0]
+        for path, its in zip(paths, names, strict=True):
+            twice = [name for name in its if its.count(name) > 1]
+            if twice:
+                raise GraphDataError(f"{path}: there are several columns of the name {twice[0]!r}")
+            if its != self.names:
+                raise GraphDataError(f"{path}: columns {its} are not those of {paths[0].name}, {self.names}")
+        if not self.is_text:
+            self._list_groups()
+
+    @collective("ranks")
+    def parse(self, columns: Mapping[str, Way]) -> None:
+        """Parse columns of text, each file by one rank; nothing to do of parquet.
+
+        Raises GraphDataError: values cannot be read; names file and row, of each column the first.
+        """
+        if not self.is_text:
+            self._find_ids({name: way.dtype for name, way in columns.items() if way.is_ids})
+            return
+        folder = self._ranks.new_file("")
+        largest = sorted(range(len(self.paths)), key=lambda file: -self.paths[file].stat().st_size)
+
+        def write(number: int) -> dict[str, int]:
+            file = largest[number]
+            folder.mkdir(exist_ok=True)
+            return write_parquet(self.paths[file], self._form, self._heads[file], columns, folder / str(file))
+
+        told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(largest), write)
+        self._texts = [told[largest.index(file)] for file in range(len(largest))]
+        self._files = [folder / str(file) for file in range(len(largest))]
+        self._open()
+        self._list_groups()
+
+    def _find_ids(self, dtypes: Mapping[str, str]) -> None:
+        """Find out which columns of ids in parquet are text: those of strings with one that is no plain integer."""
+        for name in dtypes:
+            if self.kinds[name] not in ("integer", "string"):
+                what = f"column {name!r} is {self.kinds[name]}"
+                raise GraphDataError(f"{self.paths[0]}: ids must be integers or text ({what})")
+        strings = [name for name in dtypes if self.kinds[name] == "string" and not dtypes[name]]
+
+        def are_integers(number: int) -> list[bool]:
+            group = self.groups[number]
+            ids = [
+                (self.columns(group, [name])[0].cast(arrow().large_string()).fill_null(""), name) for name in strings
+            ]
+            return [not is_text(ids_in(its, partial(self.place, group, name)).type) for its, name in ids]
+
+        is_text = arrow().types.is_large_string
+        told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(self.groups) if strings else 0, are_integers)
+        integers = {name for number, name in enumerate(strings) if told and all(its[number] for its in told)}
+        for name, dtype in dtypes.items():
+            is_integer = name in integers or (dtype not in ("", "string")) or self.kinds[name] == "integer"
+            self.kinds[name] = "integer" if is_integer and dtype != "string" else "string"
+
+    def _open(self) -> None:
+        """Read what the parquet files tell of their columns and groups of rows."""
+        self._schemas = []
+        self._metadata = []
+        for path, parquet in zip(self.paths, self._files, strict=True):
             with reading(path):
-                os.close(open_regular(path))
-                file = arrow().parquet.ParquetFile(path, memory_map=True)
-            schema = file.schema_arrow.remove_metadata()
-            _check_names(path, schema.names)
-            if self._schema is not None and not schema.equals(self._schema):
-                raise GraphDataError(f"{path}: columns are not those of {paths[0].name}")
-            self._schema = schema
-            self.metadata.append(file.metadata)
-        self.lengths = [metadata.num_rows for metadata in self.metadata]
-        self.names = list(self._schema.names)
-        self.kinds = {entry.name: type_kind(entry.type) for entry in self._schema}
-        self._lasts: dict[str, _LastGroup] = {}
+                os.close(open_regular(parquet))
+                opened = arrow().parquet.ParquetFile(parquet, memory_map=True)
+            self._schemas.append(opened.schema_arrow.remove_metadata())
+            self._metadata.append(opened.metadata)
+            if not self.is_text and not self._schemas[-1].equals(self._schemas[0]):
+                raise GraphDataError(f"{path}: columns are not those of {self.paths[0].name}")
 
-    def title(self, file: int, name: str) -> str:
-        """Return what messages call a column of a file, before the row."""
-        return f"{self.paths[file]}: {name}"
-
-    def groups(self) -> list[Group]:
-        """Return the groups of rows of all files that have rows."""
-        groups = []
-        for file, metadata in enumerate(self.metadata):
+    def _list_groups(self) -> None:
+        """List the groups of rows, and the kinds of columns."""
+        self.lengths = [metadata.num_rows for metadata in self._metadata]
+        self.groups: list[Group] = []
+        for file, metadata in enumerate(self._metadata):
             lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
             begins = accumulate(lengths, initial=0)
-            groups += [Group(file, *its) for its in zip(range(len(lengths)), begins, lengths, strict=False) if its[2]]
-        return groups
+            self.groups += [
+                Group(file, *its) for its in zip(range(len(lengths)), begins, lengths, strict=False) if its[2]
+            ]
+        self._types: dict[str, Any] = {}
+        for name in dict.fromkeys(name for schema in self._schemas for name in schema.names):
+            with_rows = [schema for schema, length in zip(self._schemas, self.lengths, strict=True) if length]
+            types = [schema.field(name).type for schema in with_rows or self._schemas if name in schema.names]
+            self._types[name] = reduce(lambda one, other: one and wider_type(one, other), types)
+        texts = {name for of_file in self._texts for name in of_file}
+        self.kinds = {name: type_kind(of) if of is not None else "string" for name, of in self._types.items()}
+        self.kinds |= dict.fromkeys(texts, "string")
 
-    def column(self, group: Group, name: str) -> Any:
-        """Return a column of a group of rows, as one Arrow array."""
-        path = self.paths[group.file]
-        with reading(path):
-            with arrow().parquet.ParquetFile(path, metadata=self.metadata[group.file], memory_map=True) as reader:
-                return reader.read_row_group(group.number, [name], use_threads=False).column(0).combine_chunks()
+    def first_row(self, file: int) -> int:
+        """Return what the first row of a file is called: a line of text from 1, in parquet 0."""
+        return self._heads[file].first_row if self.is_text else 0
 
-    def rows(self, group: Group, name: str) -> RowArray:
-        """Return a column of numbers, which is read when its rows are asked for."""
-        return _GroupRows(self, group, name, self._lasts.setdefault(name, _LastGroup()))
+    def place_of(self, file: int, row: int, name: str) -> str:
+        """Return the file and row of a row of a file, for messages about a column."""
+        title = str(self.paths[file]) if self.is_text else f"{self.paths[file]}: {name}"
+        return f"{title}, row {self.first_row(file) + row}"
 
-    def is_plain(self, group: Group, name: str) -> bool:
-        """Return whether the file tells that all rows have a value, and what numbers they become."""
-        of = self._schema.field(name).type
-        kind = self.kinds[name]
-        if kind in ("float", "list"):  # a missing float is NaN
-            return True
-        columns = self.metadata[group.file].row_group(group.number)
+    def place(self, group: Group, name: str, row: int = 0) -> str:
+        """Return the file and row of a row of a group."""
+        return self.place_of(group.file, group.begin + row, name)
+
+    def place_of_text(self, name: str) -> str:
+        """Return the file and row of the first text in a column of text, "" if there are no numbers before it."""
+        file, row = next(((file, its[name]) for file, its in enumerate(self._texts) if name in its), (0, -1))
+        return self.place_of(file, row, name) if row > 0 or (row == 0 and any(self.lengths[:file])) else ""
+
+    def columns(self, group: Group, names: Sequence[str]) -> list[Any]:
+        """Return columns of a group of rows, each as one Arrow array."""
+        with reading(self.paths[group.file]):
+            metadata = self._metadata[group.file]
+            with arrow().parquet.ParquetFile(self._files[group.file], metadata=metadata, memory_map=True) as reader:
+                read = reader.read_row_group(group.number, list(names), use_threads=False)
+                return [read.column(name).combine_chunks() for name in names]
+
+    def rows(self, names: Sequence[str], read: Read) -> RowArray:
+        """Return what a function makes of columns of a group of rows; they are read when rows are asked for."""
+        if not self.groups:
+            return read([arrow().array([], self._types[name]) for name in names], lambda row, name: "")
+        last = _LastGroup()
+        return concatenated([_GroupRows(self, group, names, read, last) for group in self.groups])
+
+    def missing(self, group: Group, name: str) -> int | None:
+        """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
+        if arrow().types.is_null(self._schemas[group.file].field(name).type):
+            return group.length
+        columns = self._metadata[group.file].row_group(group.number)
         every = (columns.column(number) for number in range(columns.num_columns))
         known = next((its.statistics for its in every if its.path_in_schema == name), None)
-        has_fractions = arrow().types.is_timestamp(of) and of.unit != "s"
-        return known is not None and known.has_null_count and not known.null_count and not has_fractions
+        return known.null_count if known is not None and known.has_null_count else None
 
-    def no_rows(self, name: str) -> Array:
-        """Return a column without rows."""
-        return to_numpy(arrow().array([], self._schema.field(name).type), str)
+    def has_fractions(self, name: str) -> bool:
+        """Return whether times may have fractions of a second."""
+        of = self._types[name]
+        return bool(arrow().types.is_timestamp(of)) and of.unit != "s"
 
 
 @dataclass
@@ -315,10 +237,11 @@ class _LastGroup:
 class _GroupRows(DerivedRows):
     """A column of one group of rows; only the group that was read last is in memory."""
 
-    def __init__(self, tables: ParquetFiles, group: Group, name: str, last: _LastGroup) -> None:
+    def __init__(self, tables: Tables, group: Group, names: Sequence[str], read: Read, last: _LastGroup) -> None:
         self._tables = tables
         self._group = group
-        self._name = name
+        self._names = names
+        self._numbers = read
         self._last = last
         if last.like is None:
             rows = self._read()
@@ -331,12 +254,15 @@ class _GroupRows(DerivedRows):
         return np.asarray(self._read()[rows])
 
     def place(self, row: int) -> str:
-        return f"{self._tables.title(self._group.file, self._name)}, row {self._group.begin + row}"
+        return self._place(row, self._names[0])
+
+    def _place(self, row: int, name: str) -> str:
+        return self._tables.place(self._group, name, row)
 
     def _read(self) -> Array:
         group = self._group
         if self._last.group != group:
-            rows = to_numpy(self._tables.column(group, self._name), self.place)
+            rows = self._numbers(self._tables.columns(group, self._names), self._place)
             if len(rows) != group.length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
             if self._last.like is not None and rows.shape[1:] != self._last.like[0]:
@@ -345,7 +271,3 @@ class _GroupRows(DerivedRows):
             self._last.rows = rows
             self._last.group = group
         return self._last.rows
-
-
-Tables = TextFiles | ParquetFiles
-"""Files of the same columns."""

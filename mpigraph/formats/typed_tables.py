@@ -26,7 +26,7 @@ named in ``left_out``, unless they are ``categories``: these are numbered in the
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -38,21 +38,21 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.declared import label_of
+from mpigraph.formats.declared import MASKS, label_of, relation_in
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
-from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, is_table, open_tables
+from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, read_values
+from mpigraph.formats.table_files import Tables, is_table
+from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
-from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_mask
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_float32, as_floats, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
-_MASKS = ("train_mask", "val_mask", "test_mask")
 _SPLIT = "split"
 _SPLITS = {
     **dict.fromkeys((b"train", b"training"), 0),
@@ -66,112 +66,109 @@ _INDEX = ("", "Unnamed: 0", "__index_level_0__")  # names of the index that pand
 _LISTED = 20  # categories that a line of the log names
 
 
-@dataclass(frozen=True)
-class _NodeTable:
-    """A table with a row for each node of a type.
-
-    Attributes:
-        ntype: the node type.
-        files: csv or parquet files of the same columns, one table in this order.
-        id_column: the column by whose values edges name nodes; None: by the number of the row, from 0.
-    """
-
-    ntype: str
-    files: tuple[Path, ...]
-    id_column: str | None = None
-
-
-@dataclass(frozen=True)
-class _EdgeTable:
-    """A table with a row for each edge of a relation.
-
-    Attributes:
-        relation: ``(src_type, rel, dst_type)``.
-        files: as in :class:`_NodeTable`.
-        src_column: the column with the ids of the sources.
-        dst_column: the column with the ids of the destinations.
-    """
-
-    relation: Relation
-    files: tuple[Path, ...]
-    src_column: str = "src"
-    dst_column: str = "dst"
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The columns to read of a table, by the feature that they become.
-
-    ``words`` are categories and the split, ``kind`` is the column with types.
-    """
-
-    tables: TextFiles | ParquetFiles
-    ids: tuple[str, ...]
-    words: dict[str, str]
-    features: dict[str, tuple[str, ...]]
-    kind: str | None
-
-    @classmethod
-    def of(cls, table: _NodeTable | _EdgeTable, options: TableOptions) -> "_Plan":
-        tables = open_tables(table.files, _form(table, options))
-        columns = [table.id_column] if isinstance(table, _NodeTable) else [table.src_column, table.dst_column]
-        ids = tuple(column for column in columns if column is not None)
-        unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
-        if unnamed:
-            get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
-        kind = options.node_type if isinstance(table, _NodeTable) else options.edge_type
-        features = _features_of([its for its in tables.names if its not in (*ids, *_INDEX, kind)], tables, options)
-        for column in (*ids, *filter(None, [kind]), *(column for its in features.values() for column in its)):
-            if column not in tables.names:
-                raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
-        as_words = {_SPLIT, *options.categories}
-        words = {name: its[0] for name, its in features.items() if name in as_words or its[0] in options.categories}
-        return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words}, kind)
-
-
-@collective("ranks")
-def _read_tables(
-    nodes: Sequence[_NodeTable],
-    edges: Sequence[_EdgeTable],
-    ranks: ReadingRanks,
-    options: TableOptions,
-    num_nodes: Mapping[str, int],
-) -> GraphSource:
-    """Read a graph from tables.
+class _Table:
+    """A table with a row for each node of a type, or for each edge of a relation.
 
     Args:
-        nodes: at most one for each type.
-        edges: one for each relation.
-        ranks: the ranks that read it, and the folder of temporary files.
-        options: options of the user for columns.
-        num_nodes: number of nodes of types without a table, whose ids are then the numbers of nodes.
+        owner: the node type, or the relation.
+        tables: its files.
+        ids: of nodes the column by whose values edges name them, or none: by the number of the row, from 0; of edges
+            those of sources and destinations.
+        options: the user's words about columns.
 
-    Raises:
-        GraphDataError: a table cannot be read, or they contradict one another; names the file, and the row.
-        StorageError: a temporary file cannot be written.
+    Attributes:
+        owner: as given.
+        title: its first file.
+        tables: as given.
+        words: feature -> column of categories, or of the split.
+        values: feature -> columns of numbers.
+        ids, features, kinds, left_out: what :meth:`read` reads: columns of ids, features, types of the rows, if a
+            column has them, and words about columns that are no features.
     """
-    all_tables: list[_NodeTable | _EdgeTable] = [*nodes, *edges]
-    plans = [_Plan.of(table, options) for table in all_tables]
-    _check_all_used(options, plans)  # before what takes long
-    tables = [_Table(plan, options, ranks) for plan in plans]
-    of_nodes = {table.ntype: tables[number] for number, table in enumerate(nodes)}
-    of_edges = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
-    source = _graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
-    if options.node_type is None and options.edge_type is None:
-        return source
-    if options.node_type is not None and not nodes:
-        raise GraphDataError(f"types in column {options.node_type!r} need a table of nodes")
-    return by_type(source, tables[0].kinds if nodes else None, tables[-1].kinds)
+
+    def __init__(self, owner: str | Relation, tables: Tables, ids: Sequence[str], options: TableOptions) -> None:
+        self.owner = owner
+        self.title = str(tables.paths[0])
+        self.tables = tables
+        self.ids = [IdColumn(tables, column) for column in ids]
+        self.features: dict[str, Feature] = {}
+        self.kinds: Kinds | None = None
+        self.left_out: list[str] = []
+        self._options = options
+        self._kind = options.node_type if isinstance(owner, str) else options.edge_type
+        unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
+        if unnamed:
+            get_logger().warning("%s: column %r, an index of pandas, is left out", self.title, unnamed[0])
+        features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX, self._kind)], options)
+        if self._kind is not None and self._kind not in tables.names:
+            raise GraphDataError(f"{self.title}: has no column {self._kind!r} (got {', '.join(tables.names)})")
+        as_words = {_SPLIT, *options.categories}
+        self.words = {name: its[0] for name, its in features.items() if as_words & {name, its[0]}}
+        self.values = {name: its for name, its in features.items() if name not in self.words}
+
+    @property
+    def length(self) -> int:
+        """Number of rows."""
+        return sum(self.tables.lengths)
+
+    @collective("ranks")
+    def read(self, ranks: ReadingRanks) -> None:
+        """Read the columns. Raises GraphDataError: they cannot be read; names the file, and the row."""
+        tables = self.tables
+        columns = (*(ids.name for ids in self.ids), *self.words.values(), *filter(None, [self._kind]))
+        ways = {column: Way(self._type(column, []), is_ids=True) for column in columns}
+        for feature, its in self.values.items():
+            dtype = self._type(feature, its)
+            for column in its if dtype != "string" else ():
+                fill = self._options.fill.get(column, self._options.fill.get(feature, ""))
+                ways[column] = Way(dtype, fill)
+        tables.parse(ways)
+        for feature, column in self.words.items():
+            if feature == _SPLIT:
+                self.features |= _masks(IdColumn(tables, column), ranks)
+            else:
+                kinds = _category(f"{self.title}: column {column}", IdColumn(tables, column), ranks)
+                self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
+        if self._kind is not None:
+            self.kinds = _category(f"{self.title}: column {self._kind}", IdColumn(tables, self._kind), ranks)
+        features = _matrices_of_numbers(tables, self.values)
+        types = {feature: dtype for feature, its in features.items() if (dtype := self._type(feature, its))}
+        for feature, values in read_values(tables, features, types, ranks, self._options.fill).items():
+            if values.kind in NO_NUMBERS:
+                first = f": the first is in {values.place}" if values.place else ""
+                self.left_out.append(f"{self.title}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
+            else:
+                self.features[feature] = self._feature(feature, values, types.get(feature, ""))
+
+    def _type(self, feature: str, columns: Sequence[str]) -> str:
+        """Return the dtype that the user has named for a feature, or one of its columns; "" without one."""
+        types = self._options.types
+        return next((types[name] for name in (feature, *columns) if name in types), "")
+
+    def _feature(self, name: str, values: ValueColumn, dtype: str) -> Feature:
+        rows = values.rows
+        if values.kind == "time":
+            text = "%s: times in %s become %s, seconds since 1970 (UTC)"
+            get_logger().warning(text, self.title, name, rows.dtype)
+        if name == "label" and rows.ndim == 1 and not dtype.startswith("float"):
+            return label_of(rows)
+        if name in MASKS:
+            return Feature.of(as_mask(rows))
+        if dtype or name == "time" or values.kind == "time" or rows.dtype != np.float64:
+            return Feature.of(as_floats(rows)) if name == "feat" else Feature.of(rows)
+        return Feature.of(MadeRows(_as_float32, np.float32, rows))
 
 
 @collective("ranks")
-def _graph_of_tables(
-    nodes: Mapping[str, "_Table"],
-    edges: Mapping[Relation, "_Table"],
-    ranks: ReadingRanks,
-    num_nodes: Mapping[str, int],
-) -> GraphSource:
-    """Number the nodes of tables by their ids, and return the graph; see :func:`_read_tables`."""
+def _graph_of_tables(tables: Sequence[_Table], ranks: ReadingRanks, num_nodes: Mapping[str, int]) -> GraphSource:
+    """Number the nodes of tables by their ids, and return the graph.
+
+    ``num_nodes`` has the number of nodes of types without a table, whose ids are then the numbers of nodes.
+
+    Raises GraphDataError: tables contradict one another; names the file, and the row.
+    """
+    nodes = {table.owner: table for table in tables if isinstance(table.owner, str)}
+    edges = {table.owner: table for table in tables if not isinstance(table.owner, str)}
     ids = {}
     node_feats = {}
     for ntype in sorted({*nodes, *(end for relation in edges for end in relation[::2])}):
@@ -197,52 +194,8 @@ def _graph_of_tables(
         {r: (ids[r[0]].numbers(t.ids[0]), ids[r[2]].numbers(t.ids[1])) for r, t in sorted(edges.items())},
         node_feats,
         {relation: table.features for relation, table in edges.items()},
-        left_out=tuple(thing for table in (*nodes.values(), *edges.values()) for thing in table.left_out),
+        left_out=tuple(thing for table in tables for thing in table.left_out),
     )
-
-
-class _Table:
-    def __init__(self, plan: _Plan, options: TableOptions, ranks: ReadingRanks) -> None:
-        self.title = name = str(plan.tables.paths[0])
-        ids = (*plan.ids, *plan.words.values(), *filter(None, [plan.kind]))
-        columns_of = {**plan.features, **{column: (column,) for column in ids}}
-        types = {
-            feature: next(options.types[key] for key in (feature, *columns) if key in options.types)
-            for feature, columns in columns_of.items()
-            if not options.types.keys().isdisjoint((feature, *columns))
-        }
-        self._types = types
-        read = read_columns(plan.tables, ids, plan.features, types, ranks, options.fill)
-        self.length = sum(read.lengths)
-        self.ids = [read.ids[column] for column in plan.ids]
-        self.features: dict[str, Feature] = {}
-        for feature, column in plan.words.items():
-            if feature == _SPLIT:
-                self.features |= _masks(read.ids[column], ranks)
-            else:
-                kinds = _category(f"{name}: column {column}", read.ids[column], ranks)
-                self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
-        self.kinds = _category(f"{name}: column {plan.kind}", read.ids[plan.kind], ranks) if plan.kind else None
-        self.left_out: list[str] = []
-        for feature, values in read.values.items():
-            if values.kind in NO_NUMBERS:
-                first = f": the first is in {values.place}" if values.place else ""
-                self.left_out.append(f"{name}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
-            else:
-                self.features[feature] = self._feature(feature, values)
-
-    def _feature(self, name: str, values: ValueColumn) -> Feature:
-        if values.kind == "time":
-            text = "%s: times in %s become %s, seconds since 1970 (UTC)"
-            get_logger().warning(text, self.title, name, values.rows.dtype)
-        rows = values.rows
-        if name == "label" and rows.ndim == 1 and not self._types.get(name, "").startswith("float"):
-            return label_of(rows)
-        if name in _MASKS:
-            return Feature.of(as_mask(rows))
-        if name in self._types or name == "time" or values.kind == "time" or rows.dtype != np.float64:
-            return Feature.of(as_floats(rows)) if name == "feat" else Feature.of(rows)
-        return Feature.of(MadeRows(_as_float32, np.float32, rows))
 
 
 def _as_float32(rows: Array) -> Array:
@@ -255,14 +208,7 @@ def _as_float32(rows: Array) -> Array:
     return cast
 
 
-def _form(table: _NodeTable | _EdgeTable | None, options: TableOptions) -> TextForm:
-    first = ("id",) if isinstance(table, _NodeTable) else ("src", "dst")
-    return TextForm(headless=options.no_header, first=first, decimal=options.decimal)
-
-
-def _features_of(
-    names: Sequence[str], tables: TextFiles | ParquetFiles, options: TableOptions
-) -> dict[str, tuple[str, ...]]:
+def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple[str, ...]]:
     """Return the columns of each feature: as the user has named them, matrices by numbered names, and single ones."""
     features = {}
     taken = set()
@@ -283,18 +229,32 @@ def _features_of(
         columns = [by_number[number] for number in sorted(by_number)]
         numbers = sorted(by_number)
         is_row = len(columns) > 1 and numbers in (list(range(len(columns))), list(range(1, len(columns) + 1)))
-        if is_row and feature and feature not in names and feature not in features and are_numbers(tables, columns):
+        if is_row and feature and feature not in names and feature not in features:
             features[feature] = tuple(columns)
             taken |= set(columns)
-            text = "%s: columns %s to %s become the rows of one feature %r"
-            get_logger().warning(text, tables.paths[0], columns[0], columns[-1], feature)
     return features | {name: (name,) for name in names if name not in taken}
 
 
-def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
+def _matrices_of_numbers(tables: Tables, features: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return features with columns of numbered names as single ones, unless all of them are numbers."""
+    result: dict[str, tuple[str, ...]] = {}
+    for feature, columns in features.items():
+        is_numbered = len(columns) > 1 and all(re.fullmatch(rf"{re.escape(feature)}[_\-. ]*\d+", c) for c in columns)
+        kinds = {tables.kinds.get(column, "string") for column in columns}
+        if is_numbered and not kinds <= {"integer", "float", "bool", "none"}:
+            result |= {column: (column,) for column in columns}
+            continue
+        result[feature] = columns
+        if is_numbered:
+            text = "%s: columns %s to %s become the rows of one feature %r"
+            get_logger().warning(text, tables.paths[0], columns[0], columns[-1], feature)
+    return result
+
+
+def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
     """Check that some table has each column that the user has named."""
-    names = {name for plan in plans for name in (*plan.tables.names, *plan.features, *plan.words)}
-    values = {name for plan in plans for feature, its in plan.features.items() for name in (feature, *its)}
+    names = {name for table in tables for name in (*table.tables.names, *table.values, *table.words)}
+    values = {name for table in tables for feature, its in table.values.items() for name in (feature, *its)}
     asked = [("types", name, names) for name in options.types] + [("categories", c, names) for c in options.categories]
     asked += [("fill", name, values) for name in options.fill]
     asked += [(f"columns of {feature!r}", glob, names) for feature, its in options.columns.items() for glob in its]
@@ -306,18 +266,18 @@ def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
 
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
-    parts = ranks.rows("reading the split", np.uint8, lambda: _splits(words, ranks))
-    return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
+    parts = ranks.rows("reading the split", len(words), np.uint8, lambda: _splits(words, ranks))
+    return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(MASKS)}
 
 
-def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
-    for values, positions, place in words.texts(True, ranks):
+def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[tuple[int, Array]]:
+    for first, values, positions, place in words.texts(ranks, blanks=True):
         parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
         if len(parts) and parts.max() == 4:
             row = int((parts == 4).argmax())
             word = values[positions[row]].decode()
             raise GraphDataError(f"{place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
-        yield parts
+        yield first, parts
 
 
 def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
@@ -334,15 +294,16 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
     known = [key.decode() if names.is_text else key for key in keys.tolist()]
     missing = 0
 
-    def own() -> Iterator[Array]:
+    def own() -> Iterator[tuple[int, Array]]:
         nonlocal missing
-        for values, positions, _ in names.texts(True, ranks):
+        for first, values, positions, _ in names.texts(ranks, blanks=True):
             numbers = np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
             missing += int((numbers < 0).sum())
-            yield numbers
+            yield first, numbers
 
+    codes: RowArray
     if names.is_text:
-        codes = ranks.rows(doing, np.int64, own)
+        codes = ranks.rows(doing, len(names), np.int64, own)
     else:
         codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
     missing = ranks.exchange.sum_of(missing)
@@ -384,14 +345,20 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     if len(node_files) == 1 and only is None:
         only = unquote(next(iter(node_files)))
     relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
-    node_tables = [
-        _node_table(unquote(name) or DEFAULT_NTYPE, files, options.tables) for name, files in node_files.items()
-    ]
-    edge_tables = [_edge_table(relations[name], files, options.tables) for name, files in edge_files.items()]
     if options.num_nodes is not None and relations != {"": DEFAULT_ETYPE}:
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
+    columns = options.tables
+    if columns.node_type is not None and not node_files:
+        raise GraphDataError(f"types in column {columns.node_type!r} need a table of nodes")
+    of_nodes = [_node_table(unquote(name) or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
+    of_edges = [_edge_table(relations[name], files, options) for name, files in edge_files.items()]
+    _check_all_used(columns, [*of_nodes, *of_edges])  # before what takes long
+    for table in (*of_nodes, *of_edges):
+        table.read(options.ranks)
     counts = {} if options.num_nodes is None else {DEFAULT_NTYPE: options.num_nodes}
-    source = _read_tables(node_tables, edge_tables, options.ranks, options.tables, counts)
+    source = _graph_of_tables([*of_nodes, *of_edges], options.ranks, counts)
+    if columns.node_type is not None or columns.edge_type is not None:
+        source = by_type(source, of_nodes[0].kinds if of_nodes else None, of_edges[-1].kinds)
     if path.is_dir():
         folder = FolderFiles(path)
         for file in (file for files in tables.values() for file in files):
@@ -461,11 +428,7 @@ def _listed(paths: Iterable[Path]) -> str:
 
 
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
-    relations = relations_in(name, ntypes, "__")  # a name may have "__" in it
-    if len(relations) > 1:
-        readings = " and as ".join(map(str, relations))
-        raise GraphDataError(f"{path}: edges_{name} can be read as {readings}: write %5F for _")
-    fields = relations[0] if relations else name.split("__")
+    fields = relation_in(name, ntypes, f"{path}: edges_{name}", "write %5F for _") or name.split("__")
     if len(fields) == 3 and all(fields):
         return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
     if only is None or (name and len(fields) > 1):
@@ -474,11 +437,13 @@ def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) ->
     return only, unquote(name) or DEFAULT_ETYPE[1], only
 
 
-def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _NodeTable:
-    tables = open_tables(files, _form(_NodeTable(ntype, ()), options))
+def _node_table(ntype: str, files: Sequence[Path], read: ReadOptions) -> _Table:
+    options = read.tables
+    text_form = TextForm(headless=options.no_header, first=("id",), decimal=options.decimal)
+    tables = Tables(files, read.ranks, text_form)
     known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
     column = next((name for name in known if name in tables.names), None)
-    if isinstance(tables, TextFiles) and not options.no_header:
+    if tables.is_text and not options.no_header:
         numbers = [name for name in tables.names if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", name)]
         if tables.no_header or (column is None and numbers):
             line = ", ".join(tables.no_header or tables.names)
@@ -487,13 +452,14 @@ def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _No
     if column is None:
         text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
         get_logger().warning(text, files[0], ", ".join(filter(None, known)))
-    return _NodeTable(ntype, tuple(files), column)
+    return _Table(ntype, tables, [] if column is None else [column], options)
 
 
-def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> _EdgeTable:
-    tables = open_tables(files, _form(None, options))
+def _edge_table(relation: Relation, files: Sequence[Path], read: ReadOptions) -> _Table:
+    options = read.tables
+    tables = Tables(files, read.ranks, TextForm(headless=options.no_header, decimal=options.decimal))
     names = tables.names
-    fields = tables.no_header if isinstance(tables, TextFiles) and not options.no_header else []
+    fields = [] if options.no_header else tables.no_header
     if len(fields) == 3 and fields[2].lstrip("-").isdecimal():
         raise GraphDataError(
             f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): "
@@ -502,11 +468,11 @@ def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
     for pair in [*named, *_ENDS]:
         if all(end in names for end in pair):
-            return _EdgeTable(relation, tuple(files), *pair)
+            return _Table(relation, tables, pair, options)
     raise GraphDataError(
         f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
         f"--columns src=NAME --columns dst=NAME, or --no-header; got {', '.join(names)})"
     )
 
 
-TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"), by_all_ranks=True)
+TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"))

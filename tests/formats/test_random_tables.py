@@ -15,7 +15,7 @@ from input_checks import rows
 from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import table_files
+from mpigraph.formats import text_files
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 
@@ -101,7 +101,7 @@ def test_what_was_written_comes_out_or_is_refused(tmp_path, monkeypatch, kind):
             parquet.write_table(pa.table(ends | values), path, row_group_size=7, write_statistics=seed % 2 == 0)
         else:
             write(path, draw, ends | texts, decimal)
-        monkeypatch.setattr(table_files, "_BLOCK_BYTES", draw.choice([1000, 8 << 20]))
+        monkeypatch.setattr(text_files, "_BLOCK_BYTES", draw.choice([1000, 8 << 20]))
         fill = {name: draw.choice([None, None, 7]) for name in numbers}
         asked = TableOptions(decimal=decimal, fill={name: str(its) for name, its in fill.items() if its is not None})
         try:

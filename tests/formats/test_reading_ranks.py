@@ -2,7 +2,7 @@
 
 import gzip
 import os
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,20 +12,15 @@ from layouts import shared_folder
 from mpi4py import MPI
 from typed_parts import typed_source
 
-from mpigraph.errors import GraphDataError
-from mpigraph.formats import dgl_parts, graphbolt, reading_ranks, table_columns, table_files
+from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.formats import dgl_parts, reading_ranks, table_columns, table_files, text_files
 from mpigraph.formats.dgl_binary import read_part_graph
-from mpigraph.formats.input_files import mapped_npy
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.reading_ranks import ReadingRanks, read_once
-from mpigraph.metadata.schema import Schema
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.partition.row_arrays import MadeRows, concatenated
-from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 
 SIZES = [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2))]
-NODES = ["one node", "two nodes", "no /proc"]
 KINDS = ["numbers", "text", "packed"]
 NAMES = ["plain", "quoted, with\nends of lines", 'say ""so""', "7", "007", ""]
 
@@ -60,56 +55,69 @@ def contents(source):
 @pytest.fixture
 def blocks(monkeypatch):
     """Several blocks in each piece, and several messages for each file."""
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 300)
+    monkeypatch.setattr(text_files, "_BLOCK_BYTES", 300)
     monkeypatch.setattr(table_columns, "_CHUNK", 17)
-    monkeypatch.setattr(reading_ranks, "_CHUNK_BYTES", 1000)
-
-
-def simulate(nodes, comm, monkeypatch):
-    """Make ranks believe that they are on two nodes, or cannot open one another's files; not where they are alone."""
-    if nodes == "two nodes":
-        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=f"node{comm.rank // 2}"))
-    elif nodes == "no /proc" and comm.rank == 1:
-        monkeypatch.setattr(reading_ranks, "_sees", lambda *place: False)
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-@pytest.mark.parametrize(
-    ("nodes", "kind"),
-    [
-        pytest.param(n, k, marks=[] if i == j else pytest.mark.slow)
-        for i, n in enumerate(NODES)
-        for j, k in enumerate(KINDS)
-    ],
-)
-def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, nodes: str, kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, kind: str) -> None:
     parsed = []
-    simulate(nodes, comm, monkeypatch)
-    batches = table_files.TextFiles.batches
+    write = table_files.write_parquet
 
-    def counted(*arguments):
-        for batch in batches(*arguments):
-            parsed.append(batch.num_rows)
-            yield batch
+    def counted(path, *arguments):
+        parsed.append(path.name)
+        return write(path, *arguments)
 
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             write_tables(folder, kind)
         comm.Barrier()
+        names = {*os.listdir(folder)}
         options = TableOptions(categories=("label",))
-        wanted = contents(read_source(folder, scratch=folder, tables=options))
+        wanted = contents(read_source(folder, tables=options))
         comm.Barrier()
-        monkeypatch.setattr(table_files.TextFiles, "batches", counted)
+        monkeypatch.setattr(table_files, "write_parquet", counted)
         source = read_source(folder, scratch=folder, tables=options, exchange=MPIExchange(comm))
         found = contents(source)
         assert wanted.keys() == found.keys()
         for name, values in wanted.items():
             assert np.array_equal(values, found[name], equal_nan=values.dtype.kind == "f"), name
-        assert comm.allreduce(sum(parsed)) == 60 + 180  # each row by one rank
-        assert comm.size == 1 or sum(parsed) < 240
+        assert {*sum(comm.allgather(parsed), [])} == names
+        assert comm.allreduce(len(parsed)) == len(names)  # each file by one rank
+        assert comm.size == 1 or len(parsed) < len(names)
+        assert len(os.listdir(folder)) == len(names) + 1
         comm.Barrier()
-        names = {"nodes.csv", "edges-0.csv", "edges-1.csv.gz" if kind == "packed" else "edges-1.csv"}
-        assert set(os.listdir(folder)) == names  # temporary files have no names
+        del source
+        comm.Barrier()
+        assert {*os.listdir(folder)} == names
+
+
+@pytest.mark.parametrize("comm", SIZES, indirect=True)
+def test_what_killed_ranks_have_left_is_removed(comm: MPI.Intracomm) -> None:
+    with shared_folder(comm) as folder:
+        exchange = MPIExchange(comm)
+        ranks = ReadingRanks(folder, exchange)
+        alive = ranks.new_file("").parent
+        if comm.rank == 0:
+            left = folder / f"{reading_ranks._PREFIX}left"
+            left.mkdir()
+            (left / reading_ranks._LOCK).write_bytes(b"locked")
+        comm.Barrier()
+        another = ReadingRanks(folder, exchange).new_file("").parent
+        comm.Barrier()
+        assert alive.is_dir() and alive != another and not (folder / f"{reading_ranks._PREFIX}left").exists()
+        comm.Barrier()
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_a_folder_that_a_rank_does_not_see_is_one_error(comm: MPI.Intracomm, monkeypatch) -> None:
+    if comm.rank == 1:
+        monkeypatch.setattr(Path, "is_dir", lambda path: False)
+    with shared_folder(comm) as folder:
+        with pytest.raises(StorageError, match="does not see what another makes: give --scratch a folder") as error:
+            ReadingRanks(folder, MPIExchange(comm)).new_file("")
+        assert error.value.everywhere
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
@@ -128,7 +136,7 @@ def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
             ]
             (folder / "edges.csv").write_text("\n".join([*lines, ""]))
         comm.Barrier()
-        arguments = {"scratch": folder, "exchange": MPIExchange(comm)}
+        arguments = {"exchange": MPIExchange(comm)}
         if is_ended:
             source = read_source(folder / "edges.csv", **arguments)
             wanted = contents(read_source(folder / "edges.csv", scratch=folder))
@@ -143,8 +151,8 @@ def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
-    ends_in_csv = graphbolt._ends_in_csv
-    monkeypatch.setattr(graphbolt, "_ends_in_csv", lambda *a: calls.append(a) or ends_in_csv(*a))
+    write = table_files.write_parquet
+    monkeypatch.setattr(table_files, "write_parquet", lambda *a: calls.append(a) or write(*a))
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             entry = "{nodes: [{num: 4}], edges: [{format: csv, path: e.csv}]}"
@@ -153,7 +161,7 @@ def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypa
         comm.Barrier()
         wanted = contents(read_source(folder, scratch=folder))
         calls.clear()
-        found = contents(read_source(folder, scratch=folder, exchange=MPIExchange(comm)))
+        found = contents(read_source(folder, exchange=MPIExchange(comm)))
         assert wanted.keys() == found.keys()
         assert all(np.array_equal(found[key], values) for key, values in wanted.items())
         assert comm.allreduce(len(calls)) == 1
@@ -162,7 +170,7 @@ def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypa
             (folder / "e.csv").write_text("0,1\n2,x\n")
         comm.Barrier()
         with pytest.raises(GraphDataError, match=r"e\.csv, row 2, column destination: 'x' is no int64") as error:
-            read_source(folder, scratch=folder, exchange=MPIExchange(comm))
+            read_source(folder, exchange=MPIExchange(comm))
         assert error.value.everywhere or comm.size == 1
 
 
@@ -178,50 +186,11 @@ def test_parts_of_dgl_are_read_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> 
         (path,) = folder.glob("*.json")
         wanted = read_source(path)
         calls.clear()
-        source = read_source(path, scratch=folder, exchange=MPIExchange(comm))
+        source = read_source(path, exchange=MPIExchange(comm))
         assert comm.allreduce(len(calls)) == 2
         assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
         assert source.left_out == wanted.left_out and np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes)
         comm.Barrier()
-
-
-@pytest.mark.parametrize("comm", SIZES, indirect=True)
-@pytest.mark.parametrize("nodes", NODES)
-def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm, monkeypatch, nodes: str) -> None:
-    simulate(nodes, comm, monkeypatch)
-
-    def read() -> GraphSource:
-        ends = mapped_npy(folder / "ends.npy")
-        feat = MadeRows(lambda rows: rows + 1, np.float32, np.arange(4, dtype=np.float32))
-        return GraphSource(
-            Schema(("a", "b"), (("a", "r", "b"), ("b", "s/:", "b"))),
-            (4, 3),
-            ((ends[0], ends[1]), (concatenated([ends[0], ends[1]]), concatenated([ends[1], ends[1]]))),
-            {"a": {"m": Feature.of(np.array([1, 0, 0, 1], bool)), "feat": Feature.of(feat)}},
-            {"a:r:b": {"h": Feature(np.arange(5, dtype=np.uint16), "bfloat16")}},
-            path="somewhere",
-            node_ids=(np.arange(4)[::-1], np.arange(3)),
-            edge_ids=(np.arange(5), np.arange(10)[::-1]),
-            parts=Parts(np.array([0, 1, 0, 1, 1, 1, 0], np.int32), 2),
-            left_out=("x", "y"),
-            has_reverse=True,
-        )
-
-    with shared_folder(comm) as folder:
-        if comm.rank == 0:
-            np.save(folder / "ends.npy", np.arange(10).reshape(2, 5) % 3)
-        comm.Barrier()
-        source, wanted = read_once(ReadingRanks(folder, MPIExchange(comm)), "reading", read), read()
-        assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
-        for name in ("schema", "num_nodes", "path", "left_out", "has_reverse"):
-            assert getattr(source, name) == getattr(wanted, name)
-        for name in ("node_ids", "edge_ids"):
-            both = zip(getattr(source, name), getattr(wanted, name), strict=True)
-            assert all(np.array_equal(found[:], ids) for found, ids in both)
-        assert np.array_equal(source.parts.of_nodes, wanted.parts.of_nodes) and source.parts.number == 2
-        assert feature_infos(source) == feature_infos(wanted)
-        if comm.size > 1:  # named files are mapped where they lie
-            assert source.edges[0][0].filename == str(folder / "ends.npy")
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
@@ -241,7 +210,7 @@ def test_a_wrong_row_is_one_error_of_all_ranks(comm: MPI.Intracomm, blocks) -> N
                     path.write_text("\n".join(lines))
                 comm.Barrier()
                 with pytest.raises(GraphDataError, match=message) as error, exchange.together("reading"):
-                    read_source(path, scratch=folder, exchange=exchange)
+                    read_source(path, exchange=exchange)
                 assert error.value.everywhere or comm.size == 1
                 comm.Barrier()
 

@@ -11,7 +11,7 @@ from pyarrow import csv, parquet
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats import table_files
+from mpigraph.formats import text_files
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.storage.part_config import PartConfig
@@ -32,7 +32,7 @@ p10,p10,2
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(text_files, "_BLOCK_BYTES", 100)
 
 
 def folder_of(folder, files):

@@ -16,7 +16,7 @@ from typed_parts import check_equal, typed_source
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.table_files import ParquetFiles
+from mpigraph.formats.table_files import Tables
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import options, shuffle, source
 from mpigraph.partition.assign import forecast
@@ -159,7 +159,7 @@ def test_the_blocks_of_a_file_do_not_count_the_parts(
     if kind == "parquet":
         path = tmp_path / "edges.parquet"
         pq.write_table(pa.table({"src": src, "dst": dst, "x": list(rows)}), path, row_group_size=500)
-        calls = count_calls(monkeypatch, ParquetFiles, "column")
+        calls = count_calls(monkeypatch, Tables, "columns")
     else:
         path = tmp_path / "graph.h5"
         with h5py.File(path, "w") as file:
