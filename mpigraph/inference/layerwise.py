@@ -468,6 +468,7 @@ def _input_dtype(model: object) -> torch.dtype | None:
 
 
 def modules_of(model: object) -> list[nn.Module]:
+    """Return the modules of a model, or of a list of layers."""
     if isinstance(model, nn.Module):
         return [model]
     return [layer for layer in model if isinstance(layer, nn.Module)] if isinstance(model, Sequence) else []
