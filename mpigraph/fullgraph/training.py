@@ -12,6 +12,7 @@ from functools import reduce
 from hashlib import blake2b
 from operator import add
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from mpigraph.mpi.agree import allgather_bytes, everywhere, joint_error, same, t
 from mpigraph.mpi.coroutine import finish
 from mpigraph.mpi.messages import alltoall
 from mpigraph.mpi.wait import NOW
+from mpigraph.mpi.world import Trainers, World
 from mpigraph.store.host_ranges import cut_offsets
 
 T = TypeVar("T")
@@ -45,6 +47,7 @@ _Tensor = torch.Tensor
 _Rows: TypeAlias = _Tensor | Mapping[Any, _Tensor]
 _Sums: TypeAlias = dict[Any, _Tensor]
 """Gradients by node type and relation, and by number of the parameter."""
+_COMMS: WeakKeyDictionary[World, Trainers] = WeakKeyDictionary()
 _ERROR = b"!"
 _ALIGNED = 64  # bytes: where an array begins may change the last bits of a product
 
@@ -114,8 +117,7 @@ class FullGraph:
                     raise FieldNameError(f"no relation has an edge feature {name!r}")
             return counts, [*counts, *names, self.recompute]
 
-        with self._world.meeting("making a communicator for full-graph training"):
-            self._comm = self._world.trainers.Dup()
+        self._comm = _comm_of(self._world)
         counts, words = self._together("the arguments", check)
         _alike("arguments", words)
         self._tree, self._threads = Tree(self._world, counts[0]), counts[1]
@@ -598,6 +600,16 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor | None, ...]:  # type: ignore[override]
         return grad.reshape(-1, *[1] * (ctx.like.dim() - 1)).expand_as(ctx.like), None, None
+
+
+@collective("trainers")
+def _comm_of(world: World) -> Trainers:
+    """Return the communicator of a job's full graphs; closing the world frees it."""
+    if world not in _COMMS:
+        with world.meeting("making a communicator for full-graph training"):
+            _COMMS[world] = world.trainers.Dup()
+        world.at_close(_COMMS[world].Free)
+    return _COMMS[world]
 
 
 def _parameters(of: Any) -> list[_Tensor]:
