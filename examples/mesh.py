@@ -54,9 +54,9 @@ def write_mesh(folder: str, cells: int, parts: int) -> None:
     heat, change = advected(points, src, dst)
     g = mg.graph((src, dst), num_nodes=len(points))
     g.ndata["state"] = torch.cat([heat[:, None], points], 1)
-    g.ndata["change"] = change
-    offset = points[dst] - points[src]
-    g.edata["offset"] = torch.cat([offset, offset.norm(dim=1, keepdim=True)], 1) * cells
+    g.ndata["change"] = change / change.std()
+    offset, difference = points[dst] - points[src], (heat[src] - heat[dst])[:, None]
+    g.edata["offset"] = torch.cat([offset, offset.norm(dim=1, keepdim=True), difference], 1) * cells
     mg.distributed.partition_graph(g, "default", num_parts=parts, out_path=folder)
 
 
@@ -68,7 +68,7 @@ def mlp(inputs: int, width: int, outputs: int | None = None) -> nn.Module:
 class Encoder(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.nodes, self.edges = mlp(3, width), mlp(3, width)
+        self.nodes, self.edges = mlp(3, width), mlp(4, width)
 
     def forward(self, block: mg.Block, h: dict) -> dict:
         return {"_N": self.nodes(h["_N"][: block.num_dst_nodes()]), EDGES: self.edges(h[EDGES])}
@@ -117,7 +117,7 @@ parser.add_argument("--cells", type=int, default=16, help="squares across the ch
 parser.add_argument("--pieces", type=int, default=4, help="a multiple of the number of ranks")
 parser.add_argument("--width", type=int, default=32, help="of hidden rows")
 parser.add_argument("--message_steps", type=int, default=3)
-parser.add_argument("--num_epochs", type=int, default=40)
+parser.add_argument("--num_epochs", type=int, default=100)
 parser.add_argument("--recompute", action="store_true", help="less memory, more time, the same bits")
 parser.add_argument("--plot", help="file for a picture; needs matplotlib")
 args = parser.parse_args()
