@@ -13,7 +13,7 @@ changes no bit of what it is added to.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -79,6 +79,13 @@ class Tree:
                 yield from self._roots(half, trainer)
 
 
+def places_of(places: I64) -> torch.Tensor | slice:
+    """Return places (int64[n]) as an index of tensors: a slice, which copies nothing, if they are consecutive."""
+    if len(places) and not np.array_equal(places, np.arange(places[0], places[0] + len(places))):
+        return torch.from_numpy(places)
+    return slice(int(places[0]), int(places[-1]) + 1) if len(places) else slice(0)
+
+
 class RowSums:
     """Adds up rows by id along the tree; ``ids`` are int64[n] at each root."""
 
@@ -119,7 +126,7 @@ class Halo:
         ids: int64[n], ids of the others in the table; ``coming`` int64[trainers] of them from each trainer.
         at: by own piece, int64[n] the places of its sources in the table; None if they are the table.
         send: int64[n], the own rows that others read; ``going`` int64[trainers] of them to each trainer.
-        away: int64[n], of the rows at the own roots, laid end to end, those of others, by owner; ``back_going``
+        away: index, of the rows at the own roots, laid end to end, those of others, by owner; ``back_going``
             int64[trainers] of them to each, and ``back_coming`` rows come from each.
     """
 
@@ -144,12 +151,12 @@ class Halo:
         owners = owner(every[:, 0])
         away = np.argsort(owners, kind="stable")
         away = away[owners[away] != me]
-        self.away, self.back_going = torch.from_numpy(away), np.bincount(owners[away], minlength=size)
+        self.away, self.back_going = places_of(away), np.bincount(owners[away], minlength=size)
         read, self.back_coming = exchange_rows(comm, every[away], self.back_going)
         readers = [np.unique(of[:, 0]) for of in np.split(read, np.cumsum(self.back_coming)[:-1])]
         self.send = torch.from_numpy(np.searchsorted(own, np.concatenate(readers)))
         self.going = np.array([len(ids) for ids in readers])
-        self._kept, self._arrived, leaves = dict[Node, torch.Tensor](), dict[Node, torch.Tensor](), dict[Node, I64]()
+        self._kept, self._arrived, leaves = dict[Node, Any](), dict[Node, Any](), dict[Node, I64]()
         for root in (root for roots in tree.roots for root in roots):
             if root in self.below.ids:
                 ids, place = self.below.ids[root], self._kept
@@ -157,7 +164,7 @@ class Halo:
             else:
                 ids, place = read[:, 0], self._arrived
                 here = np.flatnonzero((read[:, 1:] == root).all(1))
-            place[root], leaves[root] = torch.from_numpy(here), ids[here]
+            place[root], leaves[root] = places_of(here), ids[here]
         self.above = RowSums(leaves, [tree.top], in_place=True)
         home = self.above.ids[tree.top]
         self._home = None if np.array_equal(home, own) else torch.from_numpy(np.searchsorted(own, home))
@@ -167,8 +174,8 @@ class Halo:
 
         def leaf(node: Node) -> torch.Tensor | None:
             if node in self._kept:
-                return at_roots[node].index_select(0, self._kept[node])
-            return came.index_select(0, self._arrived[node]) if node in self._arrived else None
+                return at_roots[node][self._kept[node]].clone()
+            return came[self._arrived[node]] if node in self._arrived else None
 
         total = climb(self._top, leaf, self.above.add)
         if self._home is None:

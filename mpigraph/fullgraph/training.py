@@ -35,10 +35,10 @@ from mpigraph.graphs.fields import EID
 from mpigraph.inference.layerwise import modules_of, steps_of
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
-from mpigraph.mpi.agree import allgather_bytes, everywhere, joint_error, same, to_wire
+from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, same, to_wire
 from mpigraph.mpi.coroutine import finish
 from mpigraph.mpi.messages import alltoall
-from mpigraph.mpi.wait import NOW
+from mpigraph.mpi.wait import TRAVELLING
 from mpigraph.mpi.world import Trainers, World
 from mpigraph.store.host_ranges import cut_offsets
 
@@ -282,18 +282,26 @@ class FullGraph:
             ntype: a node type, which graphs with several need, or a relation (a triple).
         """
 
-        def check() -> tuple[tuple[Any, _Tensor], Any]:
+        def add_up() -> tuple[tuple[list[_Tensor], _Tensor], Any]:
             key = self._key(ntype)
             _check_rows("values", values, len(self._ids[key]))
             kept = torch.ones(len(values), dtype=torch.bool) if mask is None else mask.bool()
             _check_rows("mask", kept, len(values))
-            return (key, kept.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)), [str(key), _kind(values, 1)]
+            kept = kept.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+            numbers = values.detach().double().masked_fill(~kept, 0.0), kept.double()
+            own = {piece.node: piece.own[key] for piece in self._pieces}
 
-        (key, kept), words = self._together("mean", check)
+            def leaf(node: Node) -> _Tensor | None:
+                return torch.stack([_aligned(x[own[node]]).sum() for x in numbers]) if node in own else None
+
+            sums = [climb(root, leaf, lambda _, left, right: left + right) for root in self._roots]
+            return (sums, kept), [str(key), _kind(values, 1)]
+
+        (sums, kept), words = self._together("mean", add_up)
         _alike("numbers of mean()", words)
-        numbers = torch.stack([values.double().masked_fill(~kept, 0.0), kept.double()])
-        total, count = _Sum.apply(numbers, self, key)  # type: ignore[no-untyped-call]
-        return (total / count).to(values.dtype if values.is_floating_point() else torch.float32)  # type: ignore[no-any-return]
+        total, count = self._sum("mean", sums, torch.empty(2, dtype=torch.float64))
+        dtype = values.dtype if values.is_floating_point() else torch.float32
+        return _Mean.apply(values, (total / count).to(dtype), (kept / count).to(dtype))  # type: ignore[no-any-return, no-untyped-call]
 
     # Checkpoints
 
@@ -332,7 +340,7 @@ class FullGraph:
         finally:
             torch.set_num_threads(threads)
         with self._world.meeting(doing):
-            told = allgather_bytes(self._comm, data)
+            told = gather_unlike(self._comm, data)
         errors = [one[1:] if one.startswith(_ERROR) else b"" for one in told]
         if any(errors):
             raise joint_error(doing, errors, "trainer") from failure
@@ -350,7 +358,7 @@ class FullGraph:
         out = rows.new_empty((int(coming.sum()), *rows.shape[1:])) if out is None else out
         sent, came = _bytes(rows), _bytes(out)
         steps = alltoall(self._comm, sent, going, coming, came)
-        finish([steps], f"full-graph training: {what}", NOW, nbytes=sent.nbytes + came.nbytes)
+        finish([steps], f"full-graph training: {what}", TRAVELLING)
         return out
 
     @collective("trainers")
@@ -433,7 +441,9 @@ class _Call:
             dst[key] = src[key][: piece.own[key].stop - piece.own[key].start]
         versions = [rows._version for rows in src.values()]
         with torch.random.fork_rng(devices=[]), piece.block.local_scope():
-            torch.manual_seed(int(combine(self.fg._g.session.store.seed, self.number, piece.node[0])) >> 1)
+            torch.default_generator.manual_seed(
+                int(combine(self.fg._g.session.store.seed, self.number, piece.node[0])) >> 1
+            )
             out = self.layer(piece.block, (src, dst) if self.typed else (src[self.keys[0]], dst[self.keys[0]]))
         if [rows._version for rows in src.values()] != versions:
             raise InvalidArgumentError("a layer must not write to its input: other pieces read it")
@@ -517,7 +527,7 @@ class _Call:
             of = [_aligned(grad_of[key][pieces[node].own[key]]) for key in ends]
             got = torch.autograd.grad([out[key] for key in ends], [*inputs.values()], of, allow_unused=True)
             sums = {key: grad for key, grad in zip(inputs, got, strict=True) if grad is not None}
-            return {key: torch.zeros_like(src[key]) for key in wanted} | sums
+            return sums | {key: torch.zeros_like(src[key]) for key in wanted if key not in sums}
 
         def add_up(node: Node, left: _Sums, right: _Sums) -> _Sums:
             sums = left | right
@@ -540,7 +550,7 @@ class _Call:
             every = rows[0] if len(rows) == 1 else torch.cat([like, *rows])
             if need and key in fg._halos:
                 halo = fg._halos[key]
-                sent = every.index_select(0, halo.away)
+                sent = every[halo.away]
                 came = fg._move(f"gradients of {key!r}", sent, halo.back_going, halo.back_coming)
                 every = halo.gradients(dict(zip(fg._roots, rows, strict=True)), came)
             results.append(every if need else None)
@@ -584,22 +594,16 @@ class _Layer(torch.autograd.Function):
         return (None, *ctx.call.backward(grads, ctx.saved_tensors))
 
 
-class _Sum(torch.autograd.Function):
+class _Mean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, numbers: _Tensor, fg: FullGraph, key: Any) -> _Tensor:  # type: ignore[override]
-        own, ctx.like = {piece.node: piece.own[key] for piece in fg._pieces}, numbers
-
-        def leaf(node: Node) -> _Tensor | None:
-            return torch.stack([_aligned(x[own[node]]).sum() for x in numbers]) if node in own else None
-
-        def add_up() -> tuple[list[_Tensor], None]:
-            return [climb(root, leaf, lambda _, left, right: left + right) for root in fg._roots], None
-
-        return fg._sum("mean", fg._together("sums of mean", add_up)[0], numbers.new_empty(len(numbers)))
+    def forward(ctx: Any, values: _Tensor, mean: _Tensor, shares: _Tensor) -> _Tensor:  # type: ignore[override]
+        ctx.save_for_backward(shares)
+        return mean.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor | None, ...]:  # type: ignore[override]
-        return grad.reshape(-1, *[1] * (ctx.like.dim() - 1)).expand_as(ctx.like), None, None
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor | None, ...]:
+        return grad * ctx.saved_tensors[0], None, None
 
 
 @collective("trainers")
