@@ -75,8 +75,7 @@ class FullGraph:
     Args:
         g: the graph.
         pieces: into how many pieces to divide the nodes; by default one for each part. Best a multiple of the number
-            of trainers, and not a large one: sources that pieces of a trainer share are gathered for each. A piece must
-            not lie on several nodes where MPI lets the main thread alone communicate.
+            of trainers, and not a large one: sources that pieces of a trainer share are gathered for each.
         edata: names of edge features that blocks have, ``block.edges[etype].data[name]``.
         recompute: compute a layer again in backward, piece by piece, rather than keep what its gradient needs; the rows
             of its halo then travel a second time. Memory: the inputs of the layers, one table of own and halo rows, and
