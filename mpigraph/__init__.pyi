@@ -12,6 +12,7 @@ from . import (
 )
 from .convert import from_networkx as from_networkx, from_scipy as from_scipy
 from .errors import DGLError as DGLError, MPIGraphError as MPIGraphError
+from .fullgraph.training import FullGraph as FullGraph
 from .graphs.block import Block as Block, to_block as to_block
 from .graphs.fields import ALL as ALL, EID as EID, ETYPE as ETYPE, NID as NID, NTYPE as NTYPE
 from .graphs.hetero import DGLGraph as DGLGraph, HeteroGraph as HeteroGraph, graph as graph, heterograph as heterograph

@@ -162,7 +162,7 @@ class Inference:
         with self._world.together("inference"):
             self._batch_size = check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
-            self._steps = _steps_of(model_or_layers)
+            self._steps = steps_of(model_or_layers)
             self._model = model_or_layers
             self._input_dtype = _input_dtype(model_or_layers)
             self._dtype = dtype
@@ -418,7 +418,7 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
     return batches
 
 
-def _steps_of(model: object) -> list[_Step]:
+def steps_of(model: object) -> list[_Step]:
     """Return the layers of a model, ``model_or_layers`` of :func:`.layerwise`, in their order.
 
     Raises InvalidArgumentError if it is neither a module with layers nor a list of them, or has no layer.
@@ -460,14 +460,15 @@ def _by_number(
 
 def _input_dtype(model: object) -> torch.dtype | None:
     """Return the dtype of the model's first floating parameter, in which layers take rows; None without one."""
-    for module in _modules(model):
+    for module in modules_of(model):
         for parameter in module.parameters():
             if parameter.dtype.is_floating_point:
                 return parameter.dtype
     return None
 
 
-def _modules(model: object) -> list[nn.Module]:
+def modules_of(model: object) -> list[nn.Module]:
+    """Return the modules of a model, or of a list of layers."""
     if isinstance(model, nn.Module):
         return [model]
     return [layer for layer in model if isinstance(layer, nn.Module)] if isinstance(model, Sequence) else []
@@ -476,7 +477,7 @@ def _modules(model: object) -> list[nn.Module]:
 @contextmanager
 def _evaluating(model: object) -> Iterator[None]:
     """Put the modules of a model into evaluation mode, without gradients, while the block runs."""
-    before = [(module, module.training) for top in _modules(model) for module in top.modules()]
+    before = [(module, module.training) for top in modules_of(model) for module in top.modules()]
     for module, _ in before:
         module.training = False
     try:

@@ -101,6 +101,27 @@ def test_quickstart(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_mesh_and_the_script_about_meshes(example: Example, tmp_path: Path) -> None:
+    """They learn, and print the same digits on one and on three ranks; the tutorial's script starts from arrays."""
+    flags = "--cells 8 --num_epochs 30 --width 16"
+    printed = [re.findall(r"^(?:epoch|relative).*$", example.run(n, "mesh.py", flags), re.MULTILINE) for n in (1, 3)]
+    assert printed[0] == printed[1] and len(printed[0]) == 5, printed
+    assert float(printed[0][-1].split()[-1]) < 0.9, printed
+    (script,) = re.findall(
+        r"## Whole graphs and meshes.*?```python\n(.*?)```", (EXAMPLES / "README.md").read_text(), re.DOTALL
+    )
+    rng = np.random.default_rng(0)
+    sides = np.stack([np.arange(99), np.arange(1, 100)], 1)
+    arrays = {"edges": np.concatenate([sides, sides[:, ::-1]]), "points": rng.random((100, 2))}
+    for name, values in (arrays | {"fields": rng.random((2, 100, 3))}).items():
+        np.save(tmp_path / f"{name}.npy", values)
+    (tmp_path / "train.py").write_text(script)
+    lines = [run(*mpiexec(n), *warm_python(), "train.py", cwd=tmp_path).splitlines() for n in (1, 2)]
+    losses = [[line for line in output if line.startswith("step")] for output in lines]
+    assert losses[0] == losses[1] and len(losses[0]) == 100, losses
+
+
+@pytest.mark.slow
 def test_the_script_in_the_readme(tmp_path: Path) -> None:
     """With the commands that make its graph, on one process and on a node of two trainers and a server."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

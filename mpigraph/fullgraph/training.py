@@ -1,0 +1,657 @@
+"""Train on the whole graph: before a layer the rows of other trainers' nodes come, after it their gradients go home.
+
+One autograd node is one layer on all pieces. Its backward runs the pieces' own small graphs and makes all exchanges in
+one order, whatever the order of autograd's queue. Trainers agree on each step of it, so an error of one is raised on
+all, and a call of another kind is an error, not a wait.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from hashlib import blake2b
+from operator import add
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.errors import (
+    CollectiveError,
+    FieldNameError,
+    InvalidArgumentError,
+    TensorMismatchError,
+    check_integer,
+    check_state,
+)
+from mpigraph.fullgraph.plan import Halo, Key, Node, Piece, Tree, climb, whole_block
+from mpigraph.graphs.fields import EID
+from mpigraph.inference.layerwise import modules_of, steps_of
+from mpigraph.kernels.rng import combine
+from mpigraph.metadata.schema import Relation
+from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, same, to_wire
+from mpigraph.mpi.coroutine import finish
+from mpigraph.mpi.messages import alltoall
+from mpigraph.mpi.wait import TRAVELLING
+from mpigraph.mpi.world import Trainers, World
+from mpigraph.store.host_ranges import cut_offsets
+
+T = TypeVar("T")
+_Tensor = torch.Tensor
+_Rows: TypeAlias = _Tensor | Mapping[Any, _Tensor]
+_Sums: TypeAlias = dict[Any, _Tensor]
+"""Gradients by node type and relation, and by number of the parameter."""
+_COMMS: WeakKeyDictionary[World, Trainers] = WeakKeyDictionary()
+_ERROR = b"!"
+_ALIGNED = 64  # bytes: where an array begins may change the last bits of a product
+
+
+class FullGraph:
+    """The whole graph for training without sampling: ``fg(model, x)`` are the rows of the model's last layer.
+
+    Each trainer has some nodes and all their in-edges. A layer reads rows of other trainers' nodes, the *halo*: each
+    travels once, before the layer, and its gradient goes back once. Losses, gradients and weights are the same bits on
+    any number of trainers and nodes, with or without servers, for one partitioning of the graph and equal ``pieces``
+    and ``threads``; not on processors of another kind, or with another version of torch. ::
+
+        fg = mg.FullGraph(g)
+        x, y, mask = fg.ndata("feat"), fg.ndata("label"), fg.ndata("train_mask")
+        for epoch in range(100):
+            loss = fg.mean(F.cross_entropy(fg(model, x), y, reduction="none"), mask)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    Parameters get the sums of their gradients over all nodes on every trainer, so the model is not wrapped in DDP.
+    All parameters must be in layers; what a script computes of own rows between calls must treat each row alike.
+    Best with ``initialize(num_servers=0)``: a server does not train.
+
+    Args:
+        g: the graph.
+        pieces: into how many pieces to divide the nodes; by default one for each part. Best a multiple of the number
+            of trainers, and not a large one: sources that pieces of a trainer share are gathered for each.
+        edata: names of edge features that blocks have, ``block.edges[etype].data[name]``.
+        recompute: compute a layer again in backward, piece by piece, rather than keep what its gradient needs; the rows
+            of its halo then travel a second time. Memory: the inputs of the layers, one table of own and halo rows, and
+            one piece. The bits are the same.
+        threads: torch's threads while a piece is computed; the script's own number counts outside.
+
+    ``print(fg)`` shows own and halo rows of each trainer, bytes and memory. Errors, also of the methods, are raised on
+    every trainer. In backward all trainers must take part, too.
+
+    Raises:
+        InvalidArgumentError: an argument is not as described above.
+        FieldNameError: no relation has a feature of ``edata``.
+        TensorMismatchError: trainers give different arguments.
+    """
+
+    @collective("trainers")
+    def __init__(
+        self,
+        g: DistGraph,
+        pieces: int | None = None,
+        edata: Sequence[str] = (),
+        recompute: bool = False,
+        threads: int = 1,
+    ) -> None:
+        """Plan the exchange."""
+        if not isinstance(g, DistGraph):
+            raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
+        self._g, self._world, self._calls, self._models = g, g.session.world, 0, 0
+        self.recompute, self._threads = bool(recompute), 1
+        parts = g.loaded.topology.config.book.node_offsets
+        names = [edata] if isinstance(edata, str) else list(edata)
+
+        def check() -> tuple[list[int], Any]:
+            counts = [check_integer("pieces", len(parts[0]) - 1 if pieces is None else pieces, 1)]
+            counts.append(check_integer("threads", threads, 1))
+            for name in names:
+                if not any(name in g.edges[r].data for r in g.canonical_etypes):
+                    raise FieldNameError(f"no relation has an edge feature {name!r}")
+            return counts, [*counts, *names, self.recompute]
+
+        self._comm = _comm_of(self._world)
+        counts, words = self._together("the arguments", check)
+        _alike("arguments", words)
+        self._tree, self._threads = Tree(self._world, counts[0]), counts[1]
+        self._roots = self._tree.roots[self._comm.rank]
+        bounds = {t: cut_offsets(offsets, counts[0]) for t, offsets in zip(g.ntypes, parts, strict=True)}
+        self._halos: dict[Any, Halo] = {}
+        self._ids: dict[Any, _Tensor] = {}  # of own nodes and edges
+        self._pieces = self._plan(bounds, names)
+        kinds = (g.ntypes, g.canonical_etypes)
+        own, edges = (sum(len(self._ids[key]) for key in keys) for keys in kinds)
+        row = len(self._pieces), own, sum(len(halo.ids) for halo in self._halos.values()), edges
+        self._sizes = self._together("the plan", lambda: (None, row))[1]
+
+    @collective("trainers")
+    def _plan(self, bounds: dict[str, I64], names: list[str]) -> list[Piece]:
+        """Make the own pieces, and plan the exchange; all trainers take as many steps."""
+        g, owners, pieces = self._g, self._tree.owners, list[Piece]()
+        sources: dict[str, dict[Node, I64]] = {t: {} for t in g.ntypes}
+        ids: dict[Any, list[_Tensor]] = {
+            key: [torch.empty(0, dtype=torch.int64)] for key in (*bounds, *g.canonical_etypes)
+        }
+        ends = dict.fromkeys(ids, 0)
+        numbers = np.flatnonzero(owners == self._comm.rank).tolist()
+        for number in numbers + [-1] * (int(np.bincount(owners).max()) - len(numbers)):
+            seeds = {t: np.arange(*begins[number : number + 2]) for t, begins in bounds.items() if number >= 0}
+            block, read = whole_block(g, {g.schema.ntype_id(t): nodes for t, nodes in seeds.items()})
+            if number < 0:
+                continue
+            own: dict[Key, slice] = {}
+            rows_of: dict[Any, _Tensor] = {t: torch.from_numpy(nodes) for t, nodes in seeds.items()}
+            for r in g.canonical_etypes:
+                rows_of[r] = eids = block.edges[r].data[EID]
+                values = {name: g.edges[r].data[name][eids] for name in names if name in g.edges[r].data}
+                block.edges[r].data.update(values)
+            for key, rows in rows_of.items():
+                own[key] = slice(ends[key], ends[key] + len(rows))
+                ends[key] = own[key].stop
+                ids[key].append(rows)
+            pieces.append(Piece((number, number + 1), block, own))
+            for t in g.ntypes:
+                sources[t][pieces[-1].node] = read[t]
+        self._ids = {key: torch.cat(rows) for key, rows in ids.items()}
+        for t, begins in bounds.items():
+
+            def owner(nodes: I64, begins: I64 = begins) -> I64:
+                return owners[np.searchsorted(begins, nodes, "right") - 1]
+
+            with self._world.meeting("planning full-graph training"):
+                self._halos[t] = Halo(self._comm, self._tree, owner, self._ids[t].numpy(), sources[t])
+        return pieces
+
+    def __repr__(self) -> str:
+        lines = [f"FullGraph({self._g.graph_name!r}, pieces={self._tree.top[1]}, threads={self._threads})"]
+        lines.append("trainer  pieces  own rows  halo rows  halo/own  in-edges")
+        for trainer, (pieces, own, halo, edges) in enumerate(self._sizes):
+            lines.append(f"{trainer:7}  {pieces:6}  {own:8}  {halo:9}  {halo / max(own, 1):8.3f}  {edges:8}")
+        sent, table = sum(row[2] for row in self._sizes), max(row[1] + row[2] for row in self._sizes)
+        text = "a layer of 64 float32 sends {:.3f} MB, and as much in backward; a trainer's table has at most {:.3f} MB"
+        return "\n".join([*lines, text.format(sent * 256 / 1e6, table * 256 / 1e6)])
+
+    # Rows of own nodes and edges
+
+    def nodes(self, ntype: str | None = None) -> _Tensor:
+        """Return the ids of this trainer's nodes of a type, int64[n], in the order of their rows. Local."""
+        return self._ids[self._key(ntype)].clone()
+
+    def eids(self, etype: str | Relation | None = None) -> _Tensor:
+        """Return the ids of the in-edges of this trainer's nodes, int64[m], in the order of their rows. Local."""
+        return self._ids[self._g.to_canonical_etype(etype)].clone()
+
+    def ndata(self, name: str, ntype: str | None = None) -> _Tensor:
+        """Return a feature of this trainer's nodes, [n, ...]. One-sided.
+
+        Floats are read with the rows of the halo, once: a layer that is given the tensor unchanged sends nothing.
+        """
+        halo, rows = self._halos[self._key(ntype)], self._g.nodes[self._key(ntype)].data[name]
+        if not rows.dtype.is_floating_point:
+            return rows[halo.own]
+        table = rows[torch.cat([halo.own, halo.ids])]
+        own = table[: len(halo.own)]
+        own._table = table, own._version  # type: ignore[attr-defined]
+        return own
+
+    def edata(self, name: str, etype: str | Relation | None = None) -> _Tensor:
+        """Return a feature of the in-edges of this trainer's nodes, [m, ...]. One-sided."""
+        return self._g.edges[etype].data[name][self.eids(etype)]
+
+    def _key(self, of: Key | None) -> Any:
+        if isinstance(of, tuple):
+            return self._g.to_canonical_etype(of)
+        return self._g.ntypes[self._g.schema.ntype_id(of)]
+
+    # Layers
+
+    @collective("trainers")
+    def __call__(self, model: Any, x: _Rows) -> Any:
+        """Return the rows of the model's last layer.
+
+        Random draws inside layers, such as dropout, depend on the job's seed, the number of the call and the piece.
+
+        Args:
+            model: as for :func:`.layerwise`: a list of layers, each called as ``layer(block, (h_src, h_dst))``, or a
+                module with ``layers`` and a method ``forward_layer(i, block, h)``, where ``h`` are the rows of the
+                sources, the destinations first.
+            x: rows of this trainer's nodes, [n, ...]; or by node type. A dict may also have rows of the in-edges of
+                this trainer's nodes, by relation (a triple); layers get those of their block and may return new ones.
+
+        Returns:
+            Rows of this trainer's nodes; dicts as ``x``.
+
+        Raises:
+            InvalidArgumentError: the model is wrapped in DDP, or has a BatchNorm in training, whose sums would be of
+                a piece; or a layer returns something else than a row for each destination, writes to its input, or
+                uses a tensor that needs a gradient and is not a parameter of the model.
+            TensorMismatchError: the trainers' models differ, or the shapes or dtypes of their rows.
+            CollectiveError: trainers make different calls.
+        """
+
+        def read() -> tuple[tuple[list[Any], dict[str, _Tensor]], None]:
+            for part in (part for module in modules_of(model) for part in module.modules()):
+                if isinstance(part, nn.parallel.DistributedDataParallel):
+                    raise InvalidArgumentError("give the model without DDP: its gradients are sums over all nodes")
+                if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training:
+                    raise InvalidArgumentError(f"{type(part).__name__} would average over a piece: use LayerNorm")
+            states = [module.state_dict() for module in modules_of(model)]
+            values = {f"{i} {name}": value for i, state in enumerate(states) for name, value in state.items()}
+            return (steps_of(model), values), None
+
+        (steps, values), _ = self._together("a model", read)
+        self._models += 1
+        if self._models & (self._models - 1) == 0:  # calls 1, 2, 4, 8, ...
+            tensors = {name: value for name, value in values.items() if isinstance(value, _Tensor)}
+            hashes = {name: blake2b(_bytes(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
+            with self._world.meeting("comparing the trainers' models"):
+                shared = {"layers": len(steps)} | hashes
+                same(self._comm, "the trainers' models differ", shared, TensorMismatchError, "trainer")
+        for step in steps:
+            x = self.apply(step, x, _parameters(step) or _parameters(model))
+        return x
+
+    @collective("trainers")
+    def apply(self, layer: Callable[..., Any], x: _Rows, parameters: Sequence[_Tensor] = ()) -> Any:
+        """Return the rows of one layer, for a script with a loop of its own; the rest is as above.
+
+        Args:
+            layer: called as ``layer(block, (h_src, h_dst))``.
+            x: rows of own nodes and edges.
+            parameters: all those that the layer uses.
+        """
+        self._calls += 1
+        call = _Call(self, layer, x, list(dict.fromkeys(parameters)))
+        outs = _Layer.apply(call, *call.take(x), *call.parameters)  # type: ignore[no-untyped-call]
+        return dict(zip(call.out, outs, strict=True)) if call.typed else outs[0]
+
+    @collective("trainers")
+    def mean(self, values: _Tensor, mask: _Tensor | None = None, ntype: Key | None = None) -> _Tensor:
+        """Return the mean of numbers of all nodes, the same bits on every trainer; differentiable.
+
+        Args:
+            values: [n, ...], of this trainer's nodes of a type, or in-edges of a relation.
+            mask: bool[n], the nodes that count; all by default.
+            ntype: a node type, which graphs with several need, or a relation (a triple).
+        """
+
+        def add_up() -> tuple[tuple[list[_Tensor], _Tensor], Any]:
+            key = self._key(ntype)
+            _check_rows("values", values, len(self._ids[key]))
+            kept = torch.ones(len(values), dtype=torch.bool) if mask is None else mask.bool()
+            _check_rows("mask", kept, len(values))
+            kept = kept.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+            numbers = values.detach().double().masked_fill(~kept, 0.0), kept.double()
+            own = {piece.node: piece.own[key] for piece in self._pieces}
+
+            def leaf(node: Node) -> _Tensor | None:
+                return torch.stack([_aligned(x[own[node]]).sum() for x in numbers]) if node in own else None
+
+            sums = [climb(root, leaf, lambda _, left, right: left + right) for root in self._roots]
+            return (sums, kept), [str(key), _kind(values, 1)]
+
+        (sums, kept), words = self._together("mean", add_up)
+        _alike("numbers of mean()", words)
+        total, count = self._sum("mean", sums, torch.empty(2, dtype=torch.float64))
+        dtype = values.dtype if values.is_floating_point() else torch.float32
+        return _Mean.apply(values, (total / count).to(dtype), (kept / count).to(dtype))  # type: ignore[no-any-return, no-untyped-call]
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the bits of the next steps depend on, beside model and optimizer, for a checkpoint. Local."""
+        state = {"graph": self._g.identity, "pieces": self._tree.top[1], "threads": self._threads}
+        return {"calls": self._calls} | state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue with a saved state; on any number of trainers. Local.
+
+        Raises InvalidArgumentError if it is of another partitioning or number of pieces or threads.
+        """
+        check_state("FullGraph", state_dict, {"calls": int, "graph": str, "pieces": int, "threads": int})
+        for name, value in self.state_dict().items():
+            if name != "calls" and state_dict[name] != value:
+                raise InvalidArgumentError(f"the state of FullGraph has {name}={state_dict[name]!r}, not {value!r}")
+        self._calls = int(state_dict["calls"])
+
+    # Communication
+
+    @collective("trainers")
+    def _together(self, what: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+        """Do local work, which returns a result and a word for the others; return it and the words of all trainers.
+
+        Raises on all trainers what it raised on one, and CollectiveError where they do different things.
+        """
+        doing, failure, threads = f"full-graph training: {what}", None, torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            with self._world.forbid_meetings("a layer"):
+                result, word = work()
+            data = json.dumps([what, word]).encode()
+        except Exception as error:
+            failure, data = error, _ERROR + to_wire(error)
+        finally:
+            torch.set_num_threads(threads)
+        with self._world.meeting(doing):
+            told = gather_unlike(self._comm, data)
+        errors = [one[1:] if one.startswith(_ERROR) else b"" for one in told]
+        if any(errors):
+            raise joint_error(doing, errors, "trainer") from failure
+        calls, words = zip(*map(json.loads, told), strict=True)
+        if len(set(calls)) > 1:
+            text = "; ".join(f"{call} on trainer {trainer}" for trainer, call in enumerate(calls))
+            raise everywhere(CollectiveError(f"trainers make different calls: {text}"))
+        return result, list(words)
+
+    @collective("trainers")
+    def _move(self, what: str, rows: _Tensor, going: I64, coming: I64, out: _Tensor | None = None) -> _Tensor:
+        """Send ``going[r]`` consecutive rows to trainer r; all trainers are here."""
+        if self._comm.size == 1:
+            return rows
+        out = rows.new_empty((int(coming.sum()), *rows.shape[1:])) if out is None else out
+        sent, came = _bytes(rows), _bytes(out)
+        steps = alltoall(self._comm, sent, going, coming, came)
+        finish([steps], f"full-graph training: {what}", TRAVELLING)
+        return out
+
+    @collective("trainers")
+    def _sum(self, what: str, vectors: list[_Tensor], like: _Tensor) -> _Tensor:
+        """Return the sum of vectors, one for each own root ([n] as ``like``), over all pieces, on every trainer."""
+        size, n = self._comm.size, len(like)
+        width = -(-n // size)  # of the slice that each trainer adds up
+        rows = like.new_zeros((len(vectors), size * width))
+        for row, vector in zip(rows, vectors, strict=True):
+            row[:n] = vector
+        slices = rows.reshape(-1, size, width).transpose(0, 1).reshape(-1, width)
+        each = np.array([len(roots) for roots in self._tree.roots])
+        came = self._move(what, slices, np.full(size, len(vectors)), each)
+        at = dict(zip((root for roots in self._tree.roots for root in roots), came, strict=True))
+        total = climb(self._tree.top, at.get, lambda _, left, right: left + right)
+        one = np.ones(size, np.int64)
+        return self._move(what, total.expand(size, width).contiguous(), one, one).flatten()[:n]
+
+
+class _Call:
+    """One layer on all pieces; ``keys`` are those of its inputs, ``out`` those of its rows."""
+
+    def __init__(self, fg: FullGraph, layer: Callable[..., Any], x: _Rows, parameters: list[_Tensor]) -> None:
+        self.fg, self.layer, self.parameters, self.number = fg, layer, parameters, fg._calls
+        self.typed = isinstance(x, Mapping)
+        self.graphs: dict[Node, Any] | None = {}  # of the own pieces; None: to be computed again
+        self.out: list[Any] = []
+
+    @collective("trainers")
+    def take(self, x: _Rows) -> list[_Tensor]:
+        """Check the input, and return it in the order of the keys."""
+        fg, grad = self.fg, torch.is_grad_enabled()
+
+        def check() -> tuple[list[_Tensor], Any]:
+            by_key: Mapping[Any, _Tensor] = x if isinstance(x, Mapping) else {fg._key(None): x}
+            self.keys = [key for key in fg._ids if key in by_key]
+            if len(self.keys) < max(len(by_key), 1):
+                raise InvalidArgumentError(f"x must be rows by {list(fg._ids)} (got {list(by_key)})")
+            for key, rows in by_key.items():
+                _check_rows(f"x of {key!r}", rows, len(fg._ids[key]))
+            inputs = [by_key[key] for key in self.keys]
+            self.needs = [rows.requires_grad and grad for rows in inputs]
+            self.tables = [_table(rows) for rows in inputs]
+            self.like = [rows.new_empty((0, *rows.shape[1:])) for rows in inputs]
+            kinds = [[str(key), _kind(rows, 1)] for key, rows in zip(self.keys, inputs, strict=True)]
+            known = [table is not None for table in self.tables]
+            return inputs, [kinds, self.needs, known, grad, len(self.parameters)]
+
+        inputs, words = fg._together(f"layer, call {self.number}", check)
+        _alike("rows of a layer", words)
+        self.keep = grad and (any(self.needs) or bool(self.parameters)) and not fg.recompute
+        self.graphs = None if grad and fg.recompute else {}
+        return inputs
+
+    @collective("trainers")
+    def read(self, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+        """Return for each key the rows that own pieces read: own rows; of nodes with those of the halo."""
+        tables = []
+        for key, rows, known in zip(self.keys, inputs, self.tables, strict=True):
+            table, halo = rows.detach() if known is None else known, self.fg._halos.get(key)
+            if known is None and halo is not None:
+                sent, own = table.index_select(0, halo.send), len(table)
+                table = (
+                    torch.cat([table, table.new_empty((len(halo.ids), *table.shape[1:]))]) if len(halo.ids) else table
+                )
+                self.fg._move(f"rows of {key!r}", sent, halo.going, halo.coming, table[own:])
+            tables.append(_aligned(table))
+        return tables
+
+    def run(self, piece: Piece, tables: list[_Tensor]) -> tuple[_Sums, _Sums]:
+        """Run the layer on one piece; return its sources, as leaves, and its rows."""
+        src: _Sums = {}
+        dst: _Sums = {}
+        for key, need, table in zip(self.keys, self.needs, tables, strict=True):
+            halo = self.fg._halos.get(key)
+            at = halo.at[piece.node] if halo else None
+            rows = table if at is None else table.index_select(0, at)
+            rows = rows if halo else _aligned(rows[piece.own[key]])
+            src[key] = rows.detach().requires_grad_(need and torch.is_grad_enabled())
+            dst[key] = src[key][: piece.own[key].stop - piece.own[key].start]
+        versions = [rows._version for rows in src.values()]
+        with torch.random.fork_rng(devices=[]), piece.block.local_scope():
+            torch.default_generator.manual_seed(
+                int(combine(self.fg._g.session.store.seed, self.number, piece.node[0])) >> 1
+            )
+            out = self.layer(piece.block, (src, dst) if self.typed else (src[self.keys[0]], dst[self.keys[0]]))
+        if [rows._version for rows in src.values()] != versions:
+            raise InvalidArgumentError("a layer must not write to its input: other pieces read it")
+        by_key = out if self.typed else {self.keys[0]: out}
+        if not isinstance(by_key, Mapping) or not by_key or not by_key.keys() <= piece.own.keys():
+            raise InvalidArgumentError(f"a layer must return rows by {list(piece.own)} (got {type(out).__name__})")
+        for key, rows in by_key.items():
+            _check_rows(f"rows of {key!r} that a layer returns", rows, piece.own[key].stop - piece.own[key].start)
+        self._check_graph(
+            [rows.grad_fn for rows in by_key.values()], {*map(id, src.values()), *map(id, self.parameters)}
+        )
+        return src, {key: by_key[key] for key in piece.own if key in by_key}
+
+    def _check_graph(self, functions: list[Any], known: set[int]) -> None:
+        """Look at the graph of a piece: the gradient of what is not known would be lost."""
+        seen = {None}
+        while functions:
+            function = functions.pop()
+            if function in seen:
+                continue
+            seen.add(function)
+            variable = getattr(function, "variable", None)
+            if isinstance(function, _Layer) or (variable is not None and id(variable) not in known):
+                text = "uses a tensor that needs a gradient, and is neither its input nor a parameter of the model"
+                raise InvalidArgumentError(f"a layer {text}: put it into the model, or into x (got {_kind(variable)})")
+            functions += [one for one, _ in function.next_functions]
+
+    @collective("trainers")
+    def forward(self, inputs: Sequence[_Tensor]) -> list[_Tensor]:
+        """Compute the rows of own nodes and edges, by ``out``."""
+        fg, tables = self.fg, self.read(inputs)
+
+        def compute() -> tuple[list[_Sums], Any]:
+            outs, kinds = [], []
+            for piece in fg._pieces:
+                with torch.set_grad_enabled(self.keep):
+                    src, out = self.run(piece, tables)
+                if self.keep and self.graphs is not None:
+                    self.graphs[piece.node] = src, out
+                outs.append({key: rows.detach() for key, rows in out.items()})
+                kinds.append({str(key): _kind(rows, 1) for key, rows in out.items()})
+            return outs, _alike("rows of a layer on two pieces", kinds)
+
+        outs, words = fg._together(f"layer, call {self.number}, end", compute)
+        kinds = _alike("rows of a layer", words)
+        self.out = [key for key in fg._ids if str(key) in kinds]
+        results = []
+        for key in self.out:
+            shape, _, dtype = kinds[str(key)].rpartition(" ")
+            rows = [out[key] for out in outs]
+            none = torch.empty((0, *json.loads(shape)), dtype=getattr(torch, dtype))
+            results.append(rows[0] if len(rows) == 1 else torch.cat([none, *rows]))
+        return results
+
+    @collective("trainers")
+    def backward(self, grads: Sequence[_Tensor | None], saved: Sequence[_Tensor]) -> list[_Tensor | None]:
+        """Return the gradients of the inputs and of the parameters."""
+        fg, what, tables = self.fg, f"backward, call {self.number}", list[_Tensor]()
+        if self.graphs is None:
+            fg._together(f"{what}, again", lambda: (None, None))
+            tables = self.read(saved[: len(self.keys)])
+        grad_of = {key: grad for key, grad in zip(self.out, grads, strict=True) if grad is not None}
+        wanted = [key for key, need in zip(self.keys, self.needs, strict=True) if need]
+        pieces = {piece.node: piece for piece in fg._pieces}
+
+        def leaf(node: Node) -> _Sums | None:
+            """Run a piece backward."""
+            if node not in pieces:
+                return None
+            if self.graphs is None:
+                with torch.enable_grad():
+                    src, out = self.run(pieces[node], tables)
+            elif node in self.graphs:
+                src, out = self.graphs.pop(node)
+            else:
+                raise InvalidArgumentError("backward ran already: retain_graph needs FullGraph(..., recompute=True)")
+            ends = [key for key in grad_of if out[key].requires_grad]
+            inputs = {key: src[key] for key in wanted} | dict(enumerate(self.parameters))
+            if not ends or not inputs:
+                return {key: torch.zeros_like(src[key]) for key in wanted}
+            of = [_aligned(grad_of[key][pieces[node].own[key]]) for key in ends]
+            got = torch.autograd.grad([out[key] for key in ends], [*inputs.values()], of, allow_unused=True)
+            sums = {key: grad for key, grad in zip(inputs, got, strict=True) if grad is not None}
+            return sums | {key: torch.zeros_like(src[key]) for key in wanted if key not in sums}
+
+        def add_up(node: Node, left: _Sums, right: _Sums) -> _Sums:
+            sums = left | right
+            for key in left.keys() & right.keys():
+                if key in fg._halos:
+                    sums[key] = fg._halos[key].below.add(node, left[key], right[key])
+                else:
+                    both = left.pop(key), right.pop(key)
+                    sums[key] = torch.cat(both) if isinstance(key, tuple) else add(*both)
+            return sums
+
+        def compute() -> tuple[list[_Sums], Any]:
+            at_roots = [climb(root, leaf, add_up) for root in fg._roots]
+            return at_roots, [key for key in range(len(self.parameters)) if any(key in sums for sums in at_roots)]
+
+        at_roots, words = fg._together(what, compute)
+        results: list[_Tensor | None] = []
+        for key, need, like in zip(self.keys, self.needs, self.like, strict=True):
+            rows = [sums.pop(key) for sums in at_roots] if need else []
+            every = rows[0] if len(rows) == 1 else torch.cat([like, *rows])
+            if need and key in fg._halos:
+                halo = fg._halos[key]
+                sent = every[halo.away]
+                came = fg._move(f"gradients of {key!r}", sent, halo.back_going, halo.back_coming)
+                every = halo.gradients(dict(zip(fg._roots, rows, strict=True)), came)
+            results.append(every if need else None)
+        return results + self._weights(at_roots, sorted(set[int]().union(*words)))
+
+    @collective("trainers")
+    def _weights(self, at_roots: list[_Sums], used: list[int]) -> list[_Tensor | None]:
+        """Return the gradients of the parameters, of those at own roots; None for parameters that no piece uses."""
+        results: list[_Tensor | None] = [None] * len(self.parameters)
+        if used:
+            of = [self.parameters[i] for i in used]
+            dtype = reduce(torch.promote_types, [p.dtype for p in of])
+            vectors = [
+                torch.cat(
+                    [
+                        sums.get(i, p.detach().new_full((), -0.0).expand(p.shape)).flatten()
+                        for i, p in zip(used, of, strict=True)
+                    ]
+                )
+                for sums in at_roots
+            ]
+            sizes = [p.numel() for p in of]
+            total = self.fg._sum("gradients of parameters", vectors, torch.empty(sum(sizes), dtype=dtype))
+            for i, p, grad in zip(used, of, torch.split(total, sizes), strict=True):
+                results[i] = grad.reshape(p.shape).to(p.dtype)
+        return results
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: _Tensor) -> tuple[_Tensor, ...]:  # type: ignore[override]
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        if call.graphs is None:
+            ctx.save_for_backward(*tensors)
+        return tuple(call.forward(tensors[: len(call.keys)]))
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: _Tensor | None) -> tuple[_Tensor | None, ...]:
+        return (None, *ctx.call.backward(grads, ctx.saved_tensors))
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: _Tensor, mean: _Tensor, shares: _Tensor) -> _Tensor:  # type: ignore[override]
+        ctx.save_for_backward(shares)
+        return mean.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor | None, ...]:
+        return grad * ctx.saved_tensors[0], None, None
+
+
+@collective("trainers")
+def _comm_of(world: World) -> Trainers:
+    """Return the communicator of a job's full graphs; closing the world frees it."""
+    if world not in _COMMS:
+        with world.meeting("making a communicator for full-graph training"):
+            _COMMS[world] = world.trainers.Dup()
+        world.at_close(_COMMS[world].Free)
+    return _COMMS[world]
+
+
+def _parameters(of: Any) -> list[_Tensor]:
+    return [p for module in modules_of(of) for p in module.parameters() if p.requires_grad]
+
+
+def _alike(what: str, words: Sequence[Any]) -> Any:
+    """Return the word of all that have one, None if no one has; raise TensorMismatchError where they differ."""
+    said = [word for word in words if word is not None]
+    if any(word != said[0] for word in said):
+        raise everywhere(TensorMismatchError(f"{what} differ: {'; '.join(map(str, words))}"))
+    return said[0] if said else None
+
+
+def _check_rows(what: str, rows: object, count: int) -> None:
+    if not isinstance(rows, _Tensor) or rows.device.type != "cpu" or rows.dim() < 1 or len(rows) != count:
+        raise InvalidArgumentError(f"{what} must be a tensor on the CPU with {count} rows (got {_kind(rows)})")
+
+
+def _kind(rows: object, first: int = 0) -> str:
+    """Return the shape, from a dimension on, and the dtype of a tensor."""
+    if not isinstance(rows, _Tensor):
+        return type(rows).__name__
+    return f"{list(rows.shape[first:])} {str(rows.dtype).removeprefix('torch.')}"
+
+
+def _bytes(rows: _Tensor) -> Array:
+    """Return the memory of contiguous rows, uint8[n, bytes of a row]."""
+    width = math.prod(rows.shape[1:])
+    return rows.detach().contiguous().reshape(len(rows) if rows.dim() else 1, width).view(torch.uint8).numpy()
+
+
+def _aligned(rows: _Tensor) -> _Tensor:
+    """Return rows that begin where memory of their own would."""
+    rows = rows.contiguous()
+    return rows if rows.data_ptr() % _ALIGNED == 0 else rows.clone()
+
+
+def _table(rows: _Tensor) -> _Tensor | None:
+    """Return the rows of :meth:`FullGraph.ndata` with their halo, unless they were written since."""
+    table, version = getattr(rows, "_table", (None, 0))
+    return table if rows._version == version else None
