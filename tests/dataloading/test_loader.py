@@ -357,25 +357,6 @@ def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
     g.barrier()
 
 
-def test_loader_arguments(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    for options, message in (
-        ({"batch_size": 0}, "batch_size must be an integer >= 1"),
-        ({"num_prefetch": -1}, "num_prefetch must be an integer >= 0"),
-        ({"sampler": object()}, "takes no sampler: .*shuffle=True"),
-        ({"load_input": {"feat": g.ndata["feat"]}}, r"takes no load_input: .*features="),
-        ({"collate_fn": list}, r"takes no collate_fn: .*DistDataLoader\("),
-        ({"batchsize": 3}, r"unknown argument 'batchsize' of DistNodeDataLoader \(do you mean batch_size\?\)"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), **options)
-    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
-        NeighborSampler([2, -2])
-    with pytest.raises(InvalidArgumentError, match="DistDataLoader takes no generator: .*seed="):
-        dist.DistDataLoader([1], 1, generator=torch.Generator())
-    dist.DistDataLoader([1], 1, num_workers=2, timeout=9, prefetch_factor=2).close()
-
-
 def test_steps_and_bounds_of_the_docstring() -> None:
     sizes = [9, 8, 3, 0]
     steps = max(-(-n // 4) for n in sizes)

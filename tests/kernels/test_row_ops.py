@@ -9,8 +9,6 @@ from mpigraph.kernels.row_ops import (
     as_words,
     find_runs,
     move_rows,
-    order_by_range,
-    place_ragged,
 )
 
 SHAPES = [
@@ -84,37 +82,8 @@ def test_as_words_takes_the_widest_word_that_fits() -> None:
     assert as_words(np.zeros((0, 3), "f4")).shape[0] == 0
 
 
-@pytest.mark.parametrize("n", [0, 1, 500])
-@pytest.mark.parametrize("offsets", [[0, 30], [0, 0, 7, 7, 29, 30], [0, 10, 20, 30, 30]])
-def test_order_by_range(n: int, offsets: list[int]) -> None:
-    ids = np.random.default_rng(n).integers(0, 30, n)
-    order, which, bounds = order_by_range(ids, np.array(offsets))
-    assert np.array_equal(
-        which, [k for k, (low, high) in enumerate(pairwise(offsets)) if ((ids >= low) & (ids < high)).any()]
-    )
-    for i, k in enumerate(which):
-        low, high = offsets[k : k + 2]
-        assert np.array_equal(order[bounds[i] : bounds[i + 1]], np.flatnonzero((ids >= low) & (ids < high)))
-    assert bounds[-1] == n
-
-
 @pytest.mark.parametrize("rows", [[], [5], [5, 5, 5], [1, 2, 3], [4, 2, 0], [0, 0, 1, 1, 9, 4, 5, 5, 6, 9]])
 def test_find_runs(rows: list[int]) -> None:
     starts, lengths = find_runs(np.array(rows, np.int64))
     assert [row for start, n in zip(starts, lengths, strict=True) for row in range(start, start + n)] == rows
     assert len(starts) == sum(row != before + 1 for before, row in pairwise([-9, *rows]))
-
-
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_place_ragged(dtype: str) -> None:
-    lengths = np.array([2, 0, 3, 1, 4])
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    positions = np.array([3, 0, 1, 4])
-    values = np.arange(100, 107).astype(dtype)
-    out = np.zeros(10, dtype)
-    want, at = out.copy(), 0
-    for p in positions:
-        want[offsets[p] : offsets[p + 1]] = values[at : at + lengths[p]]
-        at += lengths[p]
-    place_ragged(values, positions, lengths[positions], offsets, out)
-    assert np.array_equal(out, want)

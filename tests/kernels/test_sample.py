@@ -34,12 +34,6 @@ def test_uniform_counts_and_choices(fanout: int, replace: bool, dtype: str) -> N
                 assert np.array_equal(local, every)
 
 
-def test_uniform_draws_alike_for_repeated_rows() -> None:
-    g = Csc([5, 9, 3])
-    src, _ = g.sample(np.array([1, 0, 1]), 2, False, np.uint64(8))
-    assert np.array_equal(src[0], src[2])
-
-
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("replace", [False, True])

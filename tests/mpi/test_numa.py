@@ -3,12 +3,10 @@
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 from layouts import WAIT, on_all
 
 from mpigraph.config import Config
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi import world as worlds
 from mpigraph.mpi.world import World, choose_servers, memory_domain
 
@@ -46,17 +44,5 @@ def test_roles_follow_the_processors(comm, monkeypatch: pytest.MonkeyPatch) -> N
     ok &= world.local_trainer == {0: 0, 2: 1}.get(comm.rank, -1) and world.num_local_trainers == 2
     ok &= world.host_index == {1: 0, 3: 1}.get(comm.rank, -1)
     ok &= [ranks.tolist() for ranks in world.serving(1)] == [[3]]
-    world.close()
-    on_all(comm, ok)
-
-
-@pytest.mark.parametrize("comm", [3], indirect=True)
-def test_nodes_of_different_sizes(comm) -> None:
-    """Three ranks on nodes of two and one: a server on each is one too many, and every rank says which node."""
-    with pytest.raises(InvalidArgumentError, match=r"leaves no trainer on node 1, which has 1 rank"):
-        World(comm, 1, Config(ranks_per_node=2, timeout=WAIT))
-    world = World(comm, 0, Config(ranks_per_node=2, timeout=WAIT))
-    ok = np.array_equal(world.hosts, [0, 1, 2]) and world.num_local_trainers == (2, 2, 1)[comm.rank]
-    ok &= world.local_trainer == (0, 1, 0)[comm.rank]
     world.close()
     on_all(comm, ok)

@@ -97,6 +97,9 @@ def test_impossible_roles_raise_on_every_rank(comm: MPI.Intracomm) -> None:
             World(comm, comm.size, Config(timeout=WAIT))
         with pytest.raises(InvalidArgumentError, match=r"node 0, which has 1 rank"):
             World(comm, 1, Config(ranks_per_node=1, timeout=WAIT))
+    if comm.size == 3:  # on nodes of two ranks and of one
+        with pytest.raises(InvalidArgumentError, match=r"leaves no trainer on node 1, which has 1 rank"):
+            World(comm, 1, Config(ranks_per_node=2, timeout=WAIT))
     comm.Barrier()
 
 

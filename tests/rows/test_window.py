@@ -86,16 +86,6 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> No
                 window.memory(0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_windows_without_any_rows(layout: Job, way: str) -> None:
-    with rows_of(layout, transport=way) as service:
-        world = service.world
-        window = RowWindow(service, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4")
-        assert window.gather(np.empty(0, np.int64)).shape == (0, 4)
-        assert all(len(window.memory(h)) == 0 for h in np.flatnonzero(world.is_local).tolist())
-        window.close()
-
-
 def test_a_mutex_excludes(layout: Job) -> None:
     """Read, add, write back: without the lock some additions would be lost."""
     rounds = 40
