@@ -295,6 +295,8 @@ OF_ONE_TYPE: list[Call] = [
         (np.zeros(NUM_EDGES, bool), ERROR, "must be integers"),
         (torch.zeros(2, 2).long(), ERROR, "must be integers in one dimension"))),
     (lambda g: g.sample_neighbors([0], 2, exclude_edges={"likes": [1]}), EdgeTypeError, "'likes' does not exist"),
+    *((lambda g, times=times: TIMED.sample_blocks(g, [0, 1, 2], input_time=times), ERROR, "input_time")
+      for times in ([1, 1], np.ones(3), None)),
     (lambda g: g.sample_blocks([1], 5), ERROR, "fanouts must be a list"),
     (lambda g: g.sample_blocks([101], []), OutOfRangeError, "101"),
     (lambda g: g.sample_blocks([1], [2], num_threads=-1), ERROR, "num_threads must be an integer >= 1"),

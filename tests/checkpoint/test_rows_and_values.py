@@ -24,26 +24,6 @@ def together(*parts: Any) -> dict[str, Any]:
     return dict(zip(("emb", "other", "optimizer"), parts, strict=True))
 
 
-def test_a_schedule_of_a_sparse_optimizer_goes_on(g: dist.DistGraph, shared_path: Path) -> None:
-
-    def scheduled() -> dict[str, Any]:
-        optimizer = MAKE["sgd"]([embedding()])
-        return {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)}
-
-    def step(state: dict[str, Any]) -> float:
-        state["optimizer"].step()
-        state["schedule"].step()
-        return state["optimizer"].lr
-
-    one, other = scheduled(), scheduled()
-    step(one)
-    checkpoint.save(one, checkpoint_id=shared_path / "schedule")
-    expected = [step(one) for _ in range(3)]
-    checkpoint.load(other, checkpoint_id=shared_path / "schedule")
-    assert [step(other) for _ in range(3)] == expected
-    assert other["optimizer"].param_groups[0]["initial_lr"] == 0.2
-
-
 @pytest.mark.slow
 @everywhere
 @rotated(4)
@@ -438,29 +418,6 @@ def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, g: dist
             with pytest.raises(InvalidArgumentError, match=words):
                 state = {"x": torch.ones(2)} | (more if g.rank() == last else {})
                 checkpoint.load(state, checkpoint_id=shared_path / "c")
-
-
-def test_what_depends_on_rows_is_made_anew(g: dist.DistGraph, shared_path: Path) -> None:
-    """Tables of edge weights, and copies of remote rows."""
-    feat, weight = g.ndata["feat"], g.edata["weight"]
-    saved = {"feat": feat, "weight": weight}
-    checkpoint.save(saved, checkpoint_id=shared_path / "c")
-    if g.rank() == 0:
-        feat[torch.arange(NUM_NODES)] = -1
-        weight[torch.arange(g.num_edges())] = 0
-    g.barrier()
-    sampler = NeighborSampler([2], prob="weight")
-    seeds = dist.node_split(np.ones(NUM_NODES))
-    loader = dist.DistNodeDataLoader(g, seeds, sampler, batch_size=9, features=["feat"], cache="1MiB")
-    result = []
-    for _ in range(2):
-        edges, wrong = 0, 0
-        for inputs, _, blocks in loader:
-            edges += blocks[0].num_edges()
-            wrong += int((blocks[0].srcdata["feat"][:, 0] != g.ndata["orig"][inputs]).sum())
-        result.append((edges > 0, wrong > 0))
-        checkpoint.load(saved, checkpoint_id=shared_path / "c")
-    assert result == [(False, True), (True, False)]
 
 
 def test_a_gpu_of_some_trainers(g: dist.DistGraph, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
