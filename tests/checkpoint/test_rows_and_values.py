@@ -420,6 +420,29 @@ def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, g: dist
                 checkpoint.load(state, checkpoint_id=shared_path / "c")
 
 
+def test_what_depends_on_rows_is_made_anew(g: dist.DistGraph, shared_path: Path) -> None:
+    """Tables of edge weights, and copies of remote rows."""
+    feat, weight = g.ndata["feat"], g.edata["weight"]
+    saved = {"feat": feat, "weight": weight}
+    checkpoint.save(saved, checkpoint_id=shared_path / "c")
+    if g.rank() == 0:
+        feat[torch.arange(NUM_NODES)] = -1
+        weight[torch.arange(g.num_edges())] = 0
+    g.barrier()
+    sampler = NeighborSampler([2], prob="weight")
+    seeds = dist.node_split(np.ones(NUM_NODES))
+    loader = dist.DistNodeDataLoader(g, seeds, sampler, batch_size=9, features=["feat"], cache="1MiB")
+    result = []
+    for _ in range(2):
+        edges, wrong = 0, 0
+        for inputs, _, blocks in loader:
+            edges += blocks[0].num_edges()
+            wrong += int((blocks[0].srcdata["feat"][:, 0] != g.ndata["orig"][inputs]).sum())
+        result.append((edges > 0, wrong > 0))
+        checkpoint.load(saved, checkpoint_id=shared_path / "c")
+    assert result == [(False, True), (True, False)]
+
+
 def test_a_gpu_of_some_trainers(g: dist.DistGraph, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake: the first trainer alone has one."""
     state = torch.arange(16, dtype=torch.uint8)

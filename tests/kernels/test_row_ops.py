@@ -9,6 +9,7 @@ from mpigraph.kernels.row_ops import (
     as_words,
     find_runs,
     move_rows,
+    place_ragged,
 )
 
 SHAPES = [
@@ -87,3 +88,18 @@ def test_find_runs(rows: list[int]) -> None:
     starts, lengths = find_runs(np.array(rows, np.int64))
     assert [row for start, n in zip(starts, lengths, strict=True) for row in range(start, start + n)] == rows
     assert len(starts) == sum(row != before + 1 for before, row in pairwise([-9, *rows]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_place_ragged(dtype: str) -> None:
+    lengths = np.array([2, 0, 3, 1, 4])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    positions = np.array([3, 0, 1, 4])
+    values = np.arange(100, 107).astype(dtype)
+    out = np.zeros(10, dtype)
+    want, at = out.copy(), 0
+    for p in positions:
+        want[offsets[p] : offsets[p + 1]] = values[at : at + lengths[p]]
+        at += lengths[p]
+    place_ragged(values, positions, lengths[positions], offsets, out)
+    assert np.array_equal(out, want)
