@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+import torch
 from layouts import Layout, SharedJob, on_layouts
 from mpi4py import MPI
+from torch.profiler import ProfilerActivity, profile
 
 import mpigraph.distributed as dist
 from mpigraph.mpi.board import Board
@@ -450,3 +452,19 @@ def test_the_steady_state_keeps_nothing() -> None:
     assert cells == [len(sheet.stages) + len(sheet.counts) for sheet in process.all()]
     assert totals.snapshot().counts["remote_rows"] == 20_200
     assert [len(track.details) for track in recording.tracks if track.lost] == [1000]
+
+
+@on_layouts([Layout(1, 0, 0)])
+def test_the_profiler_shows_spans(job: SharedJob) -> None:
+    with span("before"):
+        with profile(activities=[ProfilerActivity.CPU]) as seen_by:
+            with span("fetch"), span("meet"):
+                torch.ones(3) + 1
+            left = span("left")
+            left.__enter__()
+        left.__exit__(None, None, None)
+    names = [event.key for event in seen_by.key_averages()]
+    assert {"mpigraph.fetch", "mpigraph.meet"} <= set(names) and "mpigraph.before" not in names
+    with profile(activities=[ProfilerActivity.CPU]) as seen_by:
+        torch.ones(3) + 1
+    assert not [event.key for event in seen_by.key_averages() if "mpigraph" in event.key]

@@ -24,26 +24,6 @@ def together(*parts: Any) -> dict[str, Any]:
     return dict(zip(("emb", "other", "optimizer"), parts, strict=True))
 
 
-def test_a_schedule_of_a_sparse_optimizer_goes_on(g: dist.DistGraph, shared_path: Path) -> None:
-
-    def scheduled() -> dict[str, Any]:
-        optimizer = MAKE["sgd"]([embedding()])
-        return {"optimizer": optimizer, "schedule": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)}
-
-    def step(state: dict[str, Any]) -> float:
-        state["optimizer"].step()
-        state["schedule"].step()
-        return state["optimizer"].lr
-
-    one, other = scheduled(), scheduled()
-    step(one)
-    checkpoint.save(one, checkpoint_id=shared_path / "schedule")
-    expected = [step(one) for _ in range(3)]
-    checkpoint.load(other, checkpoint_id=shared_path / "schedule")
-    assert [step(other) for _ in range(3)] == expected
-    assert other["optimizer"].param_groups[0]["initial_lr"] == 0.2
-
-
 @pytest.mark.slow
 @everywhere
 @rotated(4)

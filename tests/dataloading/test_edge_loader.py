@@ -19,7 +19,7 @@ from typed_oracle import FORWARD, RELATIONS, REVERSE, TYPED_ORACLE
 import mpigraph.distributed as dist
 from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler, reverse_edges
 from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
-from mpigraph.errors import EdgeTypeError, FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph, heterograph
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
@@ -321,44 +321,6 @@ def test_weights_features_and_devices(job: SharedJob, oracle) -> None:
 
 
 # What can be wrong
-
-
-def test_bad_arguments(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    ids, blocks = torch.arange(8), NeighborSampler([2])
-
-    def refused(match: str, *args: Any, error: type = InvalidArgumentError, **options: Any) -> None:
-        with pytest.raises(error, match=match):
-            dist.DistEdgeDataLoader(*(args or (g, ids, blocks)), **options)
-
-    refused("edge .* has no reverse edge in", exclude="reverse_id", error=GraphDataError)
-    refused("exclude='reverse_types' needs reverse_etypes", exclude="reverse_types")
-    with pytest.raises(InvalidArgumentError, match="needs reverse_eids: DistEdgeDataLoader looks them up"):
-        as_edge_prediction_sampler(blocks, "reverse_types", reverse_etypes={"_E": "_E"}).sample(g, ids)
-    refused("exclude must be None, 'self', 'reverse_id'", exclude="both")
-    refused("exclude must be None, 'self', 'reverse_id'", exclude=3)
-    refused("reverse_eids must be integers", exclude="reverse_id", reverse_eids=[0.5] * 8)
-    refused("reverse_eids must be a tensor", exclude="reverse_id", reverse_eids=g.edata["weight"])
-    refused("negative_sampler must be callable", negative_sampler=3)
-    refused("graph_sampler must have sample_blocks", g, ids, [2, 2])
-    refused("batch_size must be an integer >= 1", batch_size=0)
-    refused("DistEdgeDataLoader takes no g_sampling: neighbours are sampled from the graph", g_sampling=g)
-    dist.DistEdgeDataLoader(g, ids, blocks, g_sampling=None, use_ddp=True, gb_padding=1).close()
-    for bad in (np.ones(NUM_EDGES, np.uint8), torch.ones(NUM_EDGES, dtype=torch.uint8)):
-        refused("eids of uint8 look like a mask", g, bad, blocks)
-        refused("eids of uint8 look like a mask", g, {"_E": bad}, blocks, output="pyg")
-        refused("reverse_eids of uint8 look like a mask", exclude="reverse_id", reverse_eids=bad)
-    refused("eids must be integers .got a mask of bool", g, np.ones(NUM_EDGES, bool), blocks)
-    refused("edge type .x. does not exist", g, {"_E": ids, "x": ids}, blocks, error=EdgeTypeError)
-    refused("'x' does not exist", g, {"x": ids}, blocks, error=EdgeTypeError)
-    refused("no feature 'nothing'", labels=["nothing"], error=FieldNameError)
-    refused("no feature 'nothing'", features=["nothing"], error=FieldNameError)
-    refused("to as_edge_prediction_sampler", g, ids, as_edge_prediction_sampler(blocks), exclude="self")
-    with pytest.raises(InvalidArgumentError, match="sampler must have sample_blocks"):
-        as_edge_prediction_sampler([2, 2])
-    with pytest.raises(InvalidArgumentError, match="EdgeCollator takes no g_sampling: neighbours are"):
-        dist.EdgeCollator(g, ids, blocks, g)
-    g.barrier()
 
 
 def of_first(change: Callable[[torch.Tensor, torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], Any]:

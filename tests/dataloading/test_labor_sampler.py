@@ -22,10 +22,8 @@ from mpigraph.dataloading import (
     LaborSampler,
     NeighborSampler,
     as_edge_prediction_sampler,
-    sample_labors,
 )
 from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph
@@ -243,52 +241,6 @@ def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: st
             assert not torch.isin(block.edata[EID], seeds).any()
             assert torch.equal(block.in_degrees(), left[block.dstdata[NID]].clamp(max=fanout))
     loader.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (
-            {"importance_sampling": 1},
-            "importance_sampling must be 0 .*all in-neighbours of a hop's destinations in one",
-        ),
-        ({"replace": True}, "replace must be False.*NeighborSampler can draw with replacement"),
-        ({"disjoint": True}, "disjoint trees share none; use NeighborSampler"),
-        ({"time_attr": "time"}, "disjoint trees share none; use NeighborSampler"),
-        ({"batch_dependency": 0}, "batch_dependency must be an integer >= 1 .got 0"),
-        ({"batch_dependency": 2.5}, "batch_dependency must be an integer >= 1 .got 2.5"),
-        ({"prob": "p", "mask": "m"}, "give prob or mask"),
-    ],
-)
-def test_wrong_arguments(options: dict[str, object], says: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=says):
-        LaborSampler([2], **options)
-
-
-def test_wrong_arguments_of_single_hops() -> None:
-    on_one_rank(dense_graph(20, 100), refused)
-
-
-def refused(g: dist.DistGraph) -> None:
-    for options, says in (
-        ({"importance_sampling": -1}, "importance_sampling must be 0"),
-        ({"seed2_contribution": 0.5}, "seed2_contribution must be 0.*batch_dependency"),
-        ({"random_seed": torch.arange(2)}, "random_seed must be one integer"),
-        ({"random_seed": "a"}, "seed must be an integer"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=says):
-            sample_labors(g, [1], 2, **options)
-
-
-def test_a_wrong_argument_of_one_trainer_is_raised_there(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    wrong = {"importance_sampling": 1} if g.rank() == 0 else {}
-    if wrong:
-        with pytest.raises(InvalidArgumentError, match="importance_sampling must be 0"):
-            dist.sample_labors(g, torch.arange(9), 2, **wrong)
-    else:
-        dist.sample_labors(g, torch.arange(9), 2)
-    assert dist.sample_labors(g, torch.arange(9), 2)[0].num_edges() > 0
 
 
 @pytest.mark.parametrize("number", [np.int64, torch.tensor])

@@ -166,31 +166,6 @@ def test_a_user_collate_function_may_sample_and_read(job: SharedJob, oracle) -> 
     assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
 
 
-@everywhere
-def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(job: SharedJob, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> list:
-        g = open_graph(path)
-
-        def collate(seeds: list[int]) -> list:
-            return [g.sample_neighbors(seeds, 1).edata[EID].tolist() for _ in range(3)]
-
-        epochs = []
-        for depth in (0, 2):
-            loader = dist.DistDataLoader(range(NUM_NODES), 21, collate_fn=collate, num_prefetch=depth, seed=4)
-            epochs.append([list(loader), list(loader)])
-        assert epochs[0] == epochs[1]
-        draws = [str(draw) for epoch in epochs[0] for batch in epoch for draw in batch]
-        assert len(set(draws)) == len(draws)
-        once = dist.DistDataLoader(range(NUM_NODES), 21, collate_fn=lambda ids: g.sample_blocks(ids, [1]), seed=4)
-        assert [blocks[0].edata[EID].tolist() for _, _, blocks in once] == [batch[0] for batch in epochs[0][0]]
-        return draws
-
-    job.open(path)
-    on_all(job.trainers, body() == job.alone(body))
-
-
 def drawn(sample: tuple) -> tuple:
     """The edges of a minibatch's blocks, and the ends of its negatives, if it has some."""
     *others, blocks = sample
@@ -220,11 +195,16 @@ def test_minibatches_draw_anew_for_what_others_drew_for(job: SharedJob, oracle) 
         parts = zip(*((sample[0], sample[1]) for sample in result[-1]), strict=True)
         assert [len(set(part)) for part in parts] == [3, 3]  # blocks, and negatives
 
-        def collate(_: list[int]) -> tuple:
-            return tuple(g.sample_neighbors(nodes, 2).edata[EID].tolist())
+        def collate(_: list[int]) -> list:
+            return [str(g.sample_neighbors(nodes, 2).edata[EID].tolist()) for _ in range(3)]
 
-        result.append(list(dist.DistDataLoader(range(6), 2, collate_fn=collate)))
-        assert len(set(result[-1])) == 3
+        for depth in (0, 2):  # of a function that draws several times for a minibatch
+            loader = dist.DistDataLoader(range(6), 2, collate_fn=collate, num_prefetch=depth, seed=4)
+            result.append([list(loader), list(loader)])
+        assert result[-1] == result[-2] and len({draw for epoch in result[-1] for some in epoch for draw in some}) == 18
+        once = dist.DistDataLoader(range(6), 2, collate_fn=lambda ids: g.sample_blocks(nodes, [2]), seed=4)
+        drawn_first = [str(blocks[0].edata[EID].tolist()) for _, _, blocks in once]
+        assert drawn_first == [some[0] for some in result[-1][0]]
         return result
 
     job.open(path)
@@ -357,25 +337,6 @@ def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
     g.barrier()
 
 
-def test_loader_arguments(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    for options, message in (
-        ({"batch_size": 0}, "batch_size must be an integer >= 1"),
-        ({"num_prefetch": -1}, "num_prefetch must be an integer >= 0"),
-        ({"sampler": object()}, "takes no sampler: .*shuffle=True"),
-        ({"load_input": {"feat": g.ndata["feat"]}}, r"takes no load_input: .*features="),
-        ({"collate_fn": list}, r"takes no collate_fn: .*DistDataLoader\("),
-        ({"batchsize": 3}, r"unknown argument 'batchsize' of DistNodeDataLoader \(do you mean batch_size\?\)"),
-    ):
-        with pytest.raises(InvalidArgumentError, match=message):
-            dist.DistNodeDataLoader(g, [1], NeighborSampler([2]), **options)
-    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
-        NeighborSampler([2, -2])
-    with pytest.raises(InvalidArgumentError, match="DistDataLoader takes no generator: .*seed="):
-        dist.DistDataLoader([1], 1, generator=torch.Generator())
-    dist.DistDataLoader([1], 1, num_workers=2, timeout=9, prefetch_factor=2).close()
-
-
 def test_steps_and_bounds_of_the_docstring() -> None:
     sizes = [9, 8, 3, 0]
     steps = max(-(-n // 4) for n in sizes)
@@ -457,3 +418,68 @@ def test_new_times_under_a_loader_must_be_prepared(job: SharedJob, oracle) -> No
     loader.set_epoch(0)
     on_all(job.trainers, drawn(next(iter(loader))) == want)
     loader.close()
+
+
+SAYS = "was made before, and repeats its order and draws"
+OPTIONS = {"batch_size": 8, "shuffle": True}
+
+
+@pytest.fixture
+def loader(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Makes loaders in a job that has made none; and counts warnings on the first trainer."""
+    g = job.open(oracle(2))
+    monkeypatch.setattr(g.session, "loaders_begun", set())
+
+    def make(sampler: object = None, seeds: int = 20, make: type = dist.DistNodeDataLoader, **options: object):
+        return make(g, torch.arange(seeds), sampler or NeighborSampler([2]), **(OPTIONS | options))
+
+    def warned() -> int:
+        return caplog.text.count(SAYS)
+
+    def epoch(made: object) -> list[int]:
+        return torch.cat([nodes for _, nodes, _ in made]).tolist()
+
+    return make, epoch, warned, int(g.rank() == 0), job.trainers
+
+
+def test_a_loader_that_is_made_in_each_epoch_is_warned_of_once(loader) -> None:
+    make, epoch, warned, expected, comm = loader
+    kept = make()
+    orders = [epoch(kept) for _ in range(3)]
+    assert len(set(map(str, orders))) == 3 and warned() == 0
+    assert epoch(make()) == orders[0]  # bits stay
+    first = warned()
+    epoch(make())
+    for _ in range(2):
+        epoch(make(batch_size=5))
+    on_all(comm, first == warned() == expected, str(first))
+
+
+SAME = {
+    "nothing drawn": [{"sampler": MultiLayerFullNeighborSampler(1), "shuffle": False}] * 3,
+    "a seed": [{"seed": 5}] * 3,
+    "seed 0": [{"seed": 0}] * 3,
+    "other loaders": [{}, {"seeds": 19}, {"batch_size": 9}, {"sampler": NeighborSampler([3])}, {"drop_last": True}],
+    "their epoch": [{}] * 3,
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_loaders_that_are_told_or_differ_or_draw_nothing_are_not_warned_of(loader, name: str) -> None:
+    make, epoch, warned, _, comm = loader
+    orders = []
+    for number, options in enumerate(SAME[name]):
+        made = make(**options)
+        if name == "their epoch":
+            made.set_epoch(number)
+        orders.append(str(epoch(made)))
+    on_all(comm, warned() == 0 and (name != "their epoch" or len(set(orders)) == 3))
+
+
+def test_negatives_are_draws(loader) -> None:
+    """Also where neighbours are all, and the order is the same."""
+    make, _, warned, expected, comm = loader
+    for _ in range(2):
+        how = {"make": dist.DistEdgeDataLoader, "seeds": 6, "batch_size": 3, "shuffle": False}
+        assert len(list(make(MultiLayerFullNeighborSampler(1), negative_sampler=Uniform(1), **how))) == 2
+    on_all(comm, warned() == expected)

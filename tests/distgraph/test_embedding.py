@@ -14,8 +14,6 @@ from mpigraph.distgraph import new_tensor
 from mpigraph.errors import (
     ClosedError,
     InvalidArgumentError,
-    MPIGraphError,
-    OutOfRangeError,
     TensorMismatchError,
 )
 
@@ -157,16 +155,3 @@ def test_an_init_func_that_fails_leaves_the_generators(g: dist.DistGraph) -> Non
         dist.DistEmbedding(NUM_NODES, 2, "x", lambda shape, dtype: torch.zeros(shape[0]))
     assert torch.equal(torch.get_rng_state(), before)
     assert not dist.DistEmbedding(NUM_NODES, 2, "x").weight[:].any()  # the name is free
-
-
-def test_bad_ids_name_the_embedding(g: dist.DistGraph) -> None:
-    emb = dist.DistEmbedding(NUM_NODES, 2, "emb")
-    with pytest.raises(OutOfRangeError, match=r"'emb': row 101 at position 1 is out of range \(valid: 0 to 100\)"):
-        emb([3, 101])
-    with pytest.raises(IndexError, match="'emb': row -1"):
-        emb(torch.tensor([-1]))
-    with pytest.raises(InvalidArgumentError, match="'emb' must be integers"):
-        emb(torch.tensor([0.5]))
-    with pytest.raises(MPIGraphError, match="'emb' must be integers in one dimension"):
-        emb(torch.zeros(2, 2, dtype=torch.int64))
-    assert emb.trace == []

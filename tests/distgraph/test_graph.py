@@ -2,9 +2,7 @@
 
 import os
 import pickle
-from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 from layouts import Job, SharedJob, api
@@ -16,12 +14,9 @@ from mpigraph.errors import (
     CollectiveError,
     GraphDataError,
     InvalidArgumentError,
-    MPIGraphError,
     OutOfRangeError,
-    PartitionError,
     TensorMismatchError,
 )
-from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.session.context import current
 
@@ -105,47 +100,6 @@ def test_added_features_are_seen_and_removed(g: dist.DistGraph) -> None:
         del g.ndata["h"]
 
 
-@pytest.mark.parametrize("replace", [False, True])
-def test_one_hop(g: dist.DistGraph, replace: bool) -> None:
-    nodes = torch.from_numpy(np.random.default_rng(g.rank()).permutation(NUM_NODES)[:30].copy())
-    degree = degrees_of(g.ndata["orig"][nodes])
-    for fanout in (0, 1, 4, -1):
-        frontier = dist.sample_neighbors(g, nodes, fanout, replace=replace)
-        src, dst = frontier.edges()
-        check_edges(g, src, dst, frontier.edata[EID])
-        assert frontier.num_nodes() == NUM_NODES
-        if replace and fanout >= 0:
-            want = torch.where(degree > 0, fanout, 0)
-        else:
-            want = degree if fanout < 0 else degree.clamp(max=fanout)
-            assert len(torch.unique(frontier.edata[EID])) == len(src)
-        assert torch.equal(torch.bincount(dst, minlength=NUM_NODES)[nodes], want)
-        assert torch.equal(to_block(frontier, nodes).dstdata[NID], nodes)
-    assert torch.equal(dist.in_subgraph(g, nodes).edata[EID], frontier.edata[EID])
-
-
-def test_bad_sampling_arguments_raise_where_they_are_given(job: SharedJob, g: dist.DistGraph) -> None:
-
-    good = {"nodes": [0], "fanout": 2}
-    for bad, match in (
-        ({"nodes": [5, 101]}, "node id of type '_N' 101 at position 1 is out of range"),
-        ({"fanout": -2}, "fanout must be an integer >= -1"),
-        ({"fanout": 2**70}, "fanout must be an integer <= 2147483647"),
-        ({"seed": "x"}, "seed must be an integer"),
-        ({"prob": 5}, "features are given by name"),
-        ({"edge_dir": "out"}, "edge_dir must be 'in'"),
-        ({"prob": "nothing"}, "no feature 'nothing'"),
-        ({"nodes": [0.5]}, "node ids must be integers"),
-        ({"nodes": np.ones(NUM_NODES, np.uint8)}, "node ids of uint8 look like a mask"),
-    ):
-        with pytest.raises(MPIGraphError, match=match) if g.rank() == 0 else nullcontext():  # wrong there alone
-            dist.sample_neighbors(g, **good | (bad if g.rank() == 0 else {}))
-    with pytest.raises(OutOfRangeError):
-        g.sample_blocks([101], [])
-    frontier = dist.sample_neighbors(g, [0, 5], -1)  # and the job goes on
-    check_edges(g, *frontier.edges(), frontier.edata[EID])
-
-
 def test_arguments_in_dgls_order(g: dist.DistGraph) -> None:
     nodes = torch.arange(NUM_NODES)
     named = g.sample_neighbors(nodes, 7, prob="weight", replace=True, seed=1)
@@ -173,35 +127,3 @@ def test_a_negative_weight_raises_where_it_is_met(g: dist.DistGraph) -> None:
     with pytest.raises((GraphDataError, CollectiveError), match=r"'w' of edge \d+ must be finite and >= 0"):
         dist.sample_neighbors(g, torch.arange(NUM_NODES), 2, prob="w")
     g.barrier()
-
-
-def test_wrong_graph_name_and_missing_config(job: SharedJob, oracle) -> None:
-    path = oracle(2)
-    with pytest.raises(PartitionError, match="holds graph 'oracle', not 'products'"):
-        dist.DistGraph("products", part_config=path)
-    with pytest.raises(MPIGraphError, match="nowhere.json"):
-        dist.DistGraph("oracle", part_config="nowhere.json")
-    with pytest.raises(PartitionError, match="give part_config"):
-        dist.DistGraph("oracle")
-    with pytest.raises(InvalidArgumentError, match=r"storage='disk': .* in 16 bits .* or use more nodes"):
-        dist.DistGraph("oracle", part_config=path, storage="disk")  # type: ignore[arg-type]
-    assert job.open(path).num_nodes() == NUM_NODES
-
-
-def test_nothing_works_before_initialize() -> None:
-    with pytest.raises(AssertionError, match="initialize"):
-        dist.DistGraph("oracle", part_config="x.json")
-    with pytest.raises(MPIGraphError, match="initialize"):
-        dist.DistTensor((3,), torch.float32)
-    with pytest.raises(MPIGraphError, match="initialize"):
-        dist.node_split(np.ones(3))
-
-
-def test_initialize_rejects_impossible_roles(comm) -> None:
-    with pytest.raises(InvalidArgumentError, match="num_servers must be an integer >= 0"):
-        dist.initialize(num_servers=-1, comm=comm)
-    if comm.size > 1:
-        with pytest.raises(InvalidArgumentError, match="leaves no trainer on node 0"):
-            dist.initialize(num_servers=comm.size, comm=comm)
-        with pytest.raises(InvalidArgumentError, match="which has 1 rank"):
-            dist.initialize(num_servers=1, ranks_per_node=1, comm=comm)

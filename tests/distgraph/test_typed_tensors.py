@@ -9,7 +9,7 @@ from layouts import SharedJob
 from typed_parts import COUNTS, EDGES, typed_source, write_typed
 
 import mpigraph.distributed as dist
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MaskLengthError, NodeTypeError, TensorMismatchError
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, TensorMismatchError
 from mpigraph.session.context import current
 
 
@@ -103,41 +103,6 @@ def test_a_mask_with_a_policy_says_its_type(job: SharedJob, typed: str) -> None:
     g.barrier()
     for relation, mask in masks.items():
         assert torch.equal(dist.edge_split(mask), dist.edge_split(chosen(EDGES[relation]), book, relation))
-
-
-def test_splits_of_the_wrong_type_are_named(job: SharedJob, typed: str) -> None:
-    g = job.open(typed)
-    book, authors = g.get_partition_book(), g.nodes["author"].data["third"]
-    for call, error, message in (
-        (lambda: dist.node_split(np.ones(40), book), NodeTypeError, "node type is ambiguous"),
-        (lambda: dist.node_split(np.ones(40), book, "venue"), KeyError, "'venue' does not exist"),
-        (lambda: dist.node_split(np.ones(40), book, "paper"), MaskLengthError, "each of 90 nodes"),
-        (lambda: dist.node_split(authors, book, "reader"), TensorMismatchError, "'node~author', not of 'reader'"),
-        (lambda: dist.edge_split(np.ones(200), book), EdgeTypeError, "edge type is ambiguous"),
-        (lambda: dist.edge_split(authors, book), EdgeTypeError, "edge type is ambiguous"),
-        (lambda: dist.edge_split(np.ones(200), book, ("paper", "writes", "author")), EdgeTypeError, "not exist"),
-        (lambda: dist.edge_split(np.ones(9), book, "writes"), MaskLengthError, "each of 200 edges"),
-    ):
-        with pytest.raises(error, match=message):
-            call()
-
-
-def test_features_of_every_type_are_read_by_new_ids(job: SharedJob, typed: str) -> None:
-    g = job.open(typed)
-    orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in COUNTS}
-    for ntype, count in COUNTS.items():
-        assert torch.equal(orig[ntype].sort().values, torch.arange(count))
-        assert torch.equal(g.nodes[ntype].data["third"][:], orig[ntype] % 3 == 0)
-    for relation, count in EDGES.items():
-        told = g.edges[relation].data["told"][:]
-        src, dst = g.find_edges(torch.arange(count), etype=relation)
-        assert torch.equal(orig[relation[0]][src], told[:, 0]) and torch.equal(orig[relation[2]][dst], told[:, 1])
-        assert torch.equal(told[:, 2].sort().values, torch.arange(count))
-        for degrees, nodes, ntype in (
-            (g.in_degrees(etype=relation), dst, relation[2]),
-            (g.out_degrees(etype=relation), src, relation[0]),
-        ):
-            assert torch.equal(degrees, torch.bincount(nodes, minlength=COUNTS[ntype]))
 
 
 def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:

@@ -121,12 +121,6 @@ def test_weighted_without_replacement_is_sequential(k: int, nodes: int) -> None:
     assert p_value(places @ (5 ** np.arange(k)), one_after_the_other(k)) > SUSPICIOUS
 
 
-def test_equal_weights_are_uniform() -> None:
-    subsets = [int(bits(np.array(subset))) for subset in combinations(range(5), 2)]
-    assert p_value(bits(draws(5, 2, False, weights=[0.7] * 5)), equal(subsets)) > SUSPICIOUS
-    assert p_value(draws(5, 1, True, weights=[0.7] * 5)[:, 0], equal(list(range(5)))) > SUSPICIOUS
-
-
 # The bricks, and the power of these tests
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from chi_square import SUSPICIOUS, bits, equal, p_value
-from scipy.special import bdtrc
 
 from mpigraph.kernels.labor import Numbers, source_numbers
 from mpigraph.kernels.rng import combine
@@ -147,15 +146,6 @@ def test_each_weighted_row_takes_the_first_arrivals(k: int, kind: str) -> None:
         assert sorted(own.tolist()) == sorted(alive[np.argsort(arrivals, kind="stable")[:k]].tolist())
 
 
-@pytest.mark.slow
-def test_equal_weights_draw_as_none() -> None:
-    lists = [np.arange(50) * 3 + i for i in range(20)]
-    plain = choose(lists, 7, np.atleast_1d(combine(4)))
-    for weights in (np.ones(1000, np.bool_), np.full(1000, 0.25, np.float32)):
-        weighted = choose(lists, 7, np.atleast_1d(combine(4)), weights)
-        assert [sorted(own.tolist()) for own in weighted] == [sorted(own.tolist()) for own in plain]
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_parallel_edges_are_as_likely_as_others(weighted: bool) -> None:
     row = np.array([3, 5, 5, 5, 8, 9], np.int32)
@@ -183,16 +173,6 @@ def test_all_subsets_are_equally_likely(sources: npt.NDArray[np.signedinteger]) 
     assert p_value(both, equal([a << 6 | b for a in subsets for b in subsets])) > SUSPICIOUS
 
 
-def test_each_of_many_is_as_likely() -> None:
-    """Inclusion k/d in a long row: a chi-square of counts, whose variance is that of draws without replacement."""
-    degree, k, keys = 51, 10, np.array([combine(22, i) for i in range(KEYS)])
-    taken = np.concatenate(choose([np.arange(degree, dtype=np.int32) * 7] * KEYS, k, keys))
-    counts, mean = np.bincount(taken, minlength=degree), KEYS * k / degree
-    statistic = ((counts - mean) ** 2).sum() / (mean * (1 - k / degree)) * (degree - 1) / degree
-    assert statistic < degree - 1 + 4 * np.sqrt(2 * (degree - 1))
-    assert counts.sum() == KEYS * k
-
-
 def test_a_period_leaves_draws_uniform_and_renews_all() -> None:
     sources, period = np.arange(6, dtype=np.int64), 4
     keys = np.array([combine(23, i) for i in range(KEYS)])
@@ -201,18 +181,6 @@ def test_a_period_leaves_draws_uniform_and_renews_all() -> None:
     later = bits(np.array(choose([sources] * KEYS, 3, keys + np.uint64(1), period=period, phase=2)))
     assert p_value(now, equal(subsets)) > SUSPICIOUS
     assert p_value(now << 6 | later, equal([a << 6 | b for a in subsets for b in subsets])) > SUSPICIOUS
-
-
-@pytest.mark.slow
-def test_weighted_draws_are_proportional_to_weights() -> None:
-    """The first and the second of two draws without replacement: w_i / W, then w_j / (W - w_i)."""
-    weights = np.array([1.0, 2.0, 3.0, 4.0])
-    keys = np.array([combine(24, i) for i in range(KEYS)])
-    taken = np.array(choose([np.arange(4) + 2**33] * KEYS, 2, keys, np.tile(weights, KEYS)))
-    chances = {
-        4 * i + j: weights[i] / 10 * weights[j] / (10 - weights[i]) for i in range(4) for j in range(4) if i != j
-    }
-    assert p_value(4 * taken[:, 0] + taken[:, 1], chances) > SUSPICIOUS
 
 
 @pytest.mark.parametrize("heaviest", [1e-300, 1e-310, 5e-324, 1.0])
@@ -225,21 +193,3 @@ def test_tiny_weights_are_drawn_in_proportion(heaviest: float) -> None:
     subsets = {int(bits(np.array(subset))): float(2 in subset) for subset in combinations(range(6), 2)}
     chances = {subset: has / 5 for subset, has in subsets.items() if has} if heaviest > 1e-309 else equal([*subsets])
     assert p_value(bits(taken), chances) > SUSPICIOUS
-
-
-def test_rows_agree_on_whom_to_take() -> None:
-    """The distinct sources of many rows are as many as expected.
-
-    A row takes a source with number r if fewer than k of its other sources have smaller ones.
-    """
-    rng, k = np.random.default_rng(0), 5
-    lists = [np.unique(rng.integers(0, 400, d)) for d in rng.integers(4, 60, 300)]
-    steps = (np.arange(200) + 0.5) / 200
-    missed = np.ones((400, len(steps)))
-    for row in lists:
-        missed[row] *= bdtrc(k - 1, len(row) - 1, steps) if len(row) > k else 0
-    distinct = [
-        len(np.unique(np.concatenate([row[own] for row, own in zip(lists, places, strict=True)])))
-        for places in (choose(lists, k, np.atleast_1d(combine(25, i))) for i in range(300))
-    ]
-    assert abs(np.mean(distinct) / (1 - missed.mean(axis=1)).sum() - 1) < 0.02

@@ -9,7 +9,6 @@ from mpigraph.kernels.row_ops import (
     as_words,
     find_runs,
     move_rows,
-    order_by_range,
     place_ragged,
 )
 
@@ -82,20 +81,6 @@ def test_as_words_takes_the_widest_word_that_fits() -> None:
     assert as_words(odd).ctypes.data == odd.ctypes.data
     assert odd.ctypes.data % as_words(odd).dtype.itemsize == 0
     assert as_words(np.zeros((0, 3), "f4")).shape[0] == 0
-
-
-@pytest.mark.parametrize("n", [0, 1, 500])
-@pytest.mark.parametrize("offsets", [[0, 30], [0, 0, 7, 7, 29, 30], [0, 10, 20, 30, 30]])
-def test_order_by_range(n: int, offsets: list[int]) -> None:
-    ids = np.random.default_rng(n).integers(0, 30, n)
-    order, which, bounds = order_by_range(ids, np.array(offsets))
-    assert np.array_equal(
-        which, [k for k, (low, high) in enumerate(pairwise(offsets)) if ((ids >= low) & (ids < high)).any()]
-    )
-    for i, k in enumerate(which):
-        low, high = offsets[k : k + 2]
-        assert np.array_equal(order[bounds[i] : bounds[i + 1]], np.flatnonzero((ids >= low) & (ids < high)))
-    assert bounds[-1] == n
 
 
 @pytest.mark.parametrize("rows", [[], [5], [5, 5, 5], [1, 2, 3], [4, 2, 0], [0, 0, 1, 1, 9, 4, 5, 5, 6, 9]])

@@ -139,20 +139,6 @@ def test_what_was_announced_and_does_not_come_blocks_no_slot() -> None:
     assert [cache.read(batch, np.array([2, 3])) for batch in (4, 5, 6)] == [2, 0, 0]
 
 
-def test_links_between_reads() -> None:
-    ring_next, last = np.zeros(16, np.int32), np.full(4, -1, np.int64)
-    fresh = np.empty(3, np.bool_)
-    add_reads(np.array([0, 1, 0], np.int32), 7, 0, 0, last, ring_next, fresh)
-    assert fresh.tolist() == [True, True, False]
-    assert ring_next[:3].tolist() == [AGAIN, NEVER, NEVER]
-    add_reads(np.array([1, 2, 0], np.int32), 8, 3, 0, last, ring_next, fresh)
-    assert fresh.tolist() == [False, True, False]
-    assert ring_next[:6].tolist() == [AGAIN, 8, 8, NEVER, NEVER, NEVER]
-    add_reads(np.array([1], np.int32), 9, 6, 6, last, ring_next, fresh)  # all before was read
-    assert fresh[0]
-    assert ring_next[3] == NEVER
-
-
 @pytest.mark.parametrize("ranges", [[(0, 0)], [(3, 7)], [(0, 2), (5, 9)], []])
 def test_local_and_remote(ranges: list[tuple[int, int]]) -> None:
     ids = np.array([0, 8, 3, 3, 6, 1, 5], np.int64)
@@ -199,3 +185,31 @@ def test_the_times_of_a_slot_overflow_into_nothing() -> None:
         cache.keep(np.array([row]), np.full(1, -1, np.int32), 0, None)
         assert cache.row_of.tolist() == [row]
     assert cache.tags[0] >> 40 == 1
+
+
+ROWS, RING = 30, 64  # a ring that is used many times over
+DRAWS = np.random.default_rng(0)
+
+
+def test_the_next_minibatch_of_each_row_is_known() -> None:
+    ring, last = np.full(RING, NEVER, np.int32), np.full(ROWS, -1)
+    ahead: list[tuple[int, int, np.ndarray]] = []  # number, first position, rows
+    end = 0
+    for batch in range(1, 300):
+        while ahead and (len(ahead) > 3 or DRAWS.random() < 0.3):
+            ahead.pop(0)
+        if DRAWS.random() < 0.05:
+            ahead.clear()  # the others will not come
+        rows = DRAWS.integers(0, ROWS, DRAWS.integers(0, 12))
+        fresh = np.empty(len(rows), np.bool_)
+        known = {row for _, _, others in ahead for row in others.tolist()}
+        ahead.append((batch, end, rows))
+        add_reads(rows.astype(np.int32), batch, end, ahead[0][1], last, ring, fresh)
+        first_of = [row not in known and row not in rows[:i] for i, row in enumerate(rows.tolist())]
+        assert fresh.tolist() == first_of
+        end += len(rows)
+        for number, first, rows in ahead:
+            at = np.arange(first, first + len(rows)) % RING
+            for i, row in enumerate(rows.tolist()):
+                later = [n for n, _, others in ahead if n > number and row in others]
+                assert ring[at[i]] == (AGAIN if row in rows[i + 1 :] else min(later, default=NEVER))

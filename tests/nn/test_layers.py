@@ -275,15 +275,6 @@ def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
     torch.testing.assert_close(layer.double()(few, x[few.srcdata["_ID"]]), layer(whole_graph, x)[:2])
 
 
-def test_two_layers_on_blocks_equal_two_layers_on_the_graph():
-    g, seeds = whole(), torch.tensor([4, 0])
-    last = block_of(g, seeds)
-    first = block_of(g, last.srcdata["_ID"])
-    one, two = nn.SAGEConv(3, 4, "mean", activation=torch.relu), nn.SAGEConv(4, 2, "mean")
-    x = normal(8, 3).float()
-    torch.testing.assert_close(two(last, one(first, x[first.srcdata["_ID"]])), two(g, one(g, x))[seeds])
-
-
 # What is refused
 
 STRICT = [

@@ -268,46 +268,6 @@ def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle)
     assert len(current().store.tensors) == tensors + 1
 
 
-def bad_params(emb: dist.DistEmbedding) -> list[tuple[object, str]]:
-    twin = dist.DistEmbedding(NUM_NODES, DIM, emb.name)
-    return [
-        ([torch.nn.Embedding(3, 2)], "params must be DistEmbeddings (got a Embedding among them)"),
-        ([emb, emb.weight], "params must be DistEmbeddings (got a DistTensor among them)"),
-        (emb, "params must be a list of DistEmbeddings (got a DistEmbedding)"),
-        (None, "params must be a list of DistEmbeddings (got a NoneType)"),
-        ([], "params are empty: give at least one DistEmbedding"),
-        ([emb, twin], "two of the embeddings are called 'emb'"),
-    ]
-
-
-BAD_SETTINGS = [
-    ("adagrad", {"lr": -0.1}, "lr must be a number from 0 to 1e+30 (got -0.1)"),
-    ("sgd", {"lr": float("nan")}, "(got nan)"),
-    ("sgd", {"lr": "0.1"}, "(got '0.1')"),
-    ("adagrad", {"eps": -1}, "eps must be a number from 0"),
-    ("adam", {"betas": (0.9, 1.0)}, "each of betas must be a number from 0 to 1 (got 1.0)"),
-    ("adam", {"betas": 0.9}, "betas must be two numbers (got 0.9)"),
-    ("sgd", {"reduction": "max"}, "reduction must be 'mean' or 'sum' (got 'max')"),
-]
-CLASSES = {"adagrad": dist.SparseAdagrad, "adam": dist.SparseAdam, "sgd": dist.SparseSGD}
-
-
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_bad_arguments_are_one_error_on_every_trainer(job: SharedJob, oracle, everywhere: bool) -> None:
-    job.open(oracle(3))
-    emb = embedding()
-    own = everywhere or current().rank == current().num_trainers - 1
-    for params, words in bad_params(emb):
-        with pytest.raises(InvalidArgumentError) as caught:
-            dist.SparseAdam(params if own else [emb], 0.1)
-        assert words in str(caught.value) and "creating SparseAdam failed on" in str(caught.value)
-    for kind, wrong, words in BAD_SETTINGS:
-        with pytest.raises(InvalidArgumentError) as caught:
-            CLASSES[kind]([emb], **({"lr": 0.1} | (wrong if own else {})))
-        assert words in str(caught.value)
-    MAKE["sgd"]([emb]).step()
-
-
 def test_an_update_that_fails_on_one_trainer_raises_on_all(
     job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,19 +1,20 @@
-"""Remote rows that are read through caches: the same as without, whatever is cached and fetched together."""
+"""Remote rows that are read through caches, by minibatches sampled ahead: fetched once, and never stale."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from batches import digest
-from layouts import WAIT, Job, Layout, on_all, own_on_layouts
+from layouts import WAIT, Job, Layout, SharedJob, on_all, on_layouts, own_on_layouts
 from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.arrays import I64
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.kernels.row_slots import NEVER
 from mpigraph.rows import lookahead
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import remote_rows
@@ -22,19 +23,6 @@ from mpigraph.session.control import Operation
 
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
-FEW = HINTS + 14 * (ROW + 8)
-NODES = [Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 0, 2), Layout(4, 1, 2)]
-OPTIONS: list[dict[str, Any]] = [
-    {"cache": "auto"},
-    {"cache": "auto", "lookahead": 1},
-    {"cache": 0, "lookahead": 3},
-    {"cache": FEW},
-    {"cache": FEW, "lookahead": 1},
-    {"cache": FEW, "lookahead": 0},
-    {"cache": FEW, "lookahead": 100},
-    {"cache": None},
-    {"cache": "1MiB", "lookahead": 2},
-]
 
 
 @pytest.fixture
@@ -91,35 +79,6 @@ class Reader:
 
     def close(self) -> None:
         self.session.control.call(Operation.FREE, numbers=[self.cache.number])
-
-
-@own_on_layouts(NODES)
-def test_minibatches_are_the_same(layout: Job, oracle, fetched: list[I64], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = oracle(3)
-
-    def body() -> None:
-        g = open_graph(path)
-        trainers, values = g.session.world.num_local_trainers, values_of(g)
-        plain = loader_of(g, features=[], num_prefetch=0)
-        expected = [[digest(batch) for batch in plain] for _ in range(2)]
-        plain.close()
-        for number, options in enumerate(OPTIONS):
-            monkeypatch.setattr(lookahead, "_FETCHED_TOGETHER", (-1, 100, 4 << 20)[number % 3])
-            fetched.clear()
-            loader = loader_of(g, num_prefetch=(0, 2, 1)[number // 3], **options)
-            for epoch in range(2):
-                found = []
-                for batch in loader:
-                    assert torch.equal(batch[2][0].srcdata["feat"], values[batch[0]])
-                    found.append(digest(batch))
-                assert found == expected[epoch]
-            g.barrier()
-            if number < 2 and trainers == 1:  # the cache has slots for all rows: each is fetched once
-                assert np.bincount(np.concatenate([[0], *fetched])).max() <= 2
-            loader.close()
-        assert threading.active_count() < 50
-
-    layout.run(body)
 
 
 @own_on_layouts([Layout(4, 0, 2), Layout(4, 1, 2)])
@@ -209,3 +168,104 @@ def test_loaders_that_are_left_leave_nothing_behind(layout: Job, oracle, small_f
                 assert not thread.is_alive(), thread.name
 
     layout.run(body)
+
+
+remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
+
+
+class Window:
+    """What reads are announced with: rows of one host of another node."""
+
+    offsets = np.array([0, 5000])
+    world = SimpleNamespace(is_local=np.zeros(1, np.bool_))
+
+    def __len__(self) -> int:
+        return 5000
+
+
+def test_the_next_read_of_each_row_is_known_however_many_are_ahead() -> None:
+    window: Any = Window()
+    upcoming, draws = UpcomingReads(window), np.random.default_rng(0)
+    upcoming.link()
+    for batch in range(1, 40):
+        upcoming.announce(batch, draws.choice(5000, draws.integers(0, 900 if batch < 20 else 4000), replace=False))
+        while len(upcoming.reads) > 6 or (upcoming.reads and draws.random() < 0.3):
+            upcoming.done()
+        following = np.full(5000, NEVER)
+        for read in reversed(upcoming.reads):
+            at = np.arange(read.first, read.first + len(read.rows)) & (len(upcoming.ring_next) - 1)
+            assert np.array_equal(upcoming.ring_next[at], following[read.rows])
+            following[read.rows] = read.batch
+    assert len(upcoming.ring_next) > 1 << 10
+
+
+@remote
+def test_written_rows_are_never_stale(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    tensor = dist.DistTensor((NUM_NODES,), torch.int64, init_func=lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+    g.ndata["h"] = tensor
+    for options in ({"cache": "auto"}, {"cache": "auto", "lookahead": 0}, {"cache": None, "lookahead": 4}):
+        loader = loader_of(g, features=["h"], num_prefetch=0, **options)
+        for epoch in range(2):
+            for step, (inputs, _, blocks) in enumerate(loader):
+                known = int(tensor[[0]][0])
+                assert (blocks[0].srcdata["h"] == known).all(), (epoch, step)
+                if step in (1, 3):
+                    g.barrier()
+                    if g.rank() == 0:
+                        tensor[torch.arange(NUM_NODES)] = known + 1
+                        assert (loader_rows(tensor, inputs) == known + 1).all()
+                    g.barrier()
+            g.barrier()
+        loader.close()
+    del g.ndata["h"]
+
+
+def loader_rows(tensor: dist.DistTensor, ids: torch.Tensor) -> torch.Tensor:
+    return tensor[ids]
+
+
+@remote
+def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    tensor = dist.DistTensor((NUM_NODES,), torch.float32)
+    g.ndata["h"] = tensor
+    loader = loader_of(g, features=["h"], num_prefetch=0, lookahead=3)
+    for _ in loader:
+        pass
+    g.barrier()
+    own = torch.arange(g.rank(), NUM_NODES, job.trainers.size)
+    steps = iter(loader)
+    next(steps)
+    tensor[own] = torch.ones(len(own))
+    inputs, _, blocks = next(steps)
+    of_mine = inputs % job.trainers.size == g.rank()
+    assert (blocks[0].srcdata["h"][of_mine] == 1).all()
+    for _ in steps:
+        pass
+    g.barrier()
+    for _, _, blocks in loader:
+        assert (blocks[0].srcdata["h"] == 1).all()
+    loader.close()
+    del g.ndata["h"]
+
+
+@remote
+def test_rows_that_an_optimizer_writes(job: SharedJob, oracle) -> None:
+    """No other call that all trainers make is needed; most of them own none of the rows."""
+    g = job.open(oracle(3))
+    emb = dist.DistEmbedding(NUM_NODES, 3)
+    g.ndata["h"] = emb.weight
+    optimizer = dist.SparseSGD([emb], 1.0)
+    loader = loader_of(g, features=["h"], num_prefetch=0)
+    right = []
+    for owner in range(job.trainers.size):
+        ids = torch.cat([torch.arange(owned.first, owned.last) for owned in emb.owners.ranges(owner)])
+        for inputs, _, blocks in loader:
+            right.append(torch.equal(blocks[0].srcdata["h"], emb.weight[inputs]))
+            job.trainers.Barrier()
+            emb(ids if g.rank() == 0 else ids[:0]).sum().backward()
+            optimizer.step()
+    on_all(job.trainers, all(right), str(right))
+    loader.close()
+    del g.ndata["h"]

@@ -7,7 +7,6 @@ from layouts import SharedJob
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.errors import InvalidArgumentError, OutOfRangeError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -47,18 +46,3 @@ def test_rows_go_to_another_device(job: SharedJob, oracle) -> None:
     emb = dist.DistEmbedding(NUM_NODES, 5, dtype=torch.bfloat16)
     with torch.no_grad():
         assert emb([0, 1], "meta").dtype == torch.float32 and emb([0, 1], "meta").device.type == "meta"
-
-
-def test_memory_that_does_not_fit_is_named(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
-    t = filled(torch.float32, 5)
-    with pytest.raises(
-        InvalidArgumentError, match=r"out must be \(2, 5\) torch.float32 \(got \(3, 5\) torch.float32\)"
-    ):
-        t.gather([0, 1], out=torch.empty(3, 5))
-    with pytest.raises(InvalidArgumentError, match=r"out must be .* \(got \(2, 5\) torch.float64\)"):
-        t.gather([0, 1], out=torch.empty(2, 5, dtype=torch.float64))
-    with pytest.raises(InvalidArgumentError, match="out is on cpu, the rows are wanted on meta"):
-        t.gather([0, 1], out=torch.empty(2, 5), device="meta")
-    with pytest.raises(OutOfRangeError):
-        t.gather([NUM_NODES], out=torch.empty(1, 5))

@@ -9,42 +9,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from layouts import Job, Layout, own_on_layouts, rotated
+from layouts import Job, Layout, own_on_layouts
 from mpi4py import MPI
 from worlds import HELD, filled_window, meet, row_values, rows_of
 
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.transport import RemoteRows
 from mpigraph.rows.window import RowWindow
-
-ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
-
-
-@rotated(2)
-def test_both_transports_read_the_same_rows(layout: Job, small_chunks: None) -> None:
-    with rows_of(layout) as service:
-        world = service.world
-        total = len(world.hosts) * HELD
-        random = np.random.default_rng(world.rank)
-        requests = [
-            np.arange(total),
-            np.arange(total)[::-1].copy(),
-            random.integers(0, total, 2 * total),  # repeats
-            random.integers(0, total, 20),
-            np.full(150, total - 1),
-            np.array([total - 1]),
-            np.empty(0, np.int64),
-        ]
-        for shape, dtype in ROWS:
-            window = filled_window(service, shape, dtype)
-            for way in (service.transports or [None]) if world.is_trainer else []:
-                for ids in requests:
-                    assert np.array_equal(window.gather(ids, transport=way), row_values(ids, shape, dtype))
-                out = np.zeros((len(requests[2]), *shape), dtype)
-                assert window.gather(requests[2], out, way) is out
-                assert np.array_equal(out, row_values(requests[2], shape, dtype))
-            meet(world, service.hosts.progress)
-            window.close()
 
 
 class BrokenWin:

@@ -17,47 +17,8 @@ from mpigraph.rows.row_cache import RowCache
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 
-two_trainers_a_node = on_layouts([Layout(4, 0, 2)])
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
-FEW = HINTS + 14 * (ROW + 8)  # bytes for fourteen rows, less than a minibatch reads
-
-
-@pytest.mark.slow
-@two_trainers_a_node
-def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    session = current()
-    world = session.world
-    rows = g.ndata["feat"].rows
-    cache: RowCache = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)[0]
-    held = world.is_local[rows.window.host_of(np.arange(NUM_NODES))]
-    own = np.flatnonzero(~held)[world.local_trainer :: world.num_local_trainers][: cache.per_trainer]
-    assert cache.per_trainer == 14 // world.num_local_trainers
-    assert cache.refresh()
-    places, words = rows.window.fetch(own, session.pool, lambda: None)
-    slots = np.full(len(own), -1, np.int32)
-    upcoming = np.full(64, NEVER, np.int32)
-    cache.keep(own, slots, places, words, 1, 0, upcoming)
-    g.barrier()
-    remote_rows = np.flatnonzero(~held)
-    slots, seen = cache.find(remote_rows)
-    assert (slots >= 0).sum() == min(len(remote_rows), cache.per_trainer * world.num_local_trainers)
-    out = np.full((len(remote_rows), *rows.shape[1:]), -1, np.float32)
-    hits = slots >= 0
-    cache.load(slots, seen, np.arange(len(remote_rows)), out.view(words.dtype))
-    assert np.array_equal(slots >= 0, hits)
-    expected = rows.gather(remote_rows)
-    assert (out[hits] == expected[hits]).all() and (out[~hits] == -1).all()
-    g.barrier()
-    if world.local_trainer == 0:  # gives its first slot to another row while somebody copies from it
-        cache.slots.tags[0] += 1 << 40
-    g.barrier()
-    before = slots.copy()
-    cache.load(slots, seen, np.arange(len(remote_rows)), out.view(words.dtype))
-    assert set(before[slots < 0].tolist()) <= {-1, 0} and not (slots == 0).any()
-    g.barrier()
-    session.control.call(Operation.FREE, numbers=[cache.number])
 
 
 class Noted:

@@ -14,7 +14,7 @@ from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.rows.transport import HostMutex
 from mpigraph.rows.window import RowWindow
 
-ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
+ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((2000,), "u1"), ((), "?")]
 
 
 def segment_sizes(hosts: int) -> list[int]:
@@ -41,7 +41,7 @@ def test_each_rank_asks_the_hosts_behind_it_first(layout: Job) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> None:
+def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str, small_chunks: None) -> None:
     with rows_of(layout, transport=way) as service:
         world = service.world
         offsets = np.concatenate([[0], np.cumsum(segment_sizes(len(world.hosts)))]).astype(np.int64)
@@ -62,8 +62,9 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> No
                 window.scatter(own[:0], values[:0])
             meet(world, service.hosts.progress)
             window.sync()
-            random = np.random.default_rng(world.rank + 9).integers(0, total, 50)
-            for ids in (everything, own[:0], random) if world.is_trainer else ():
+            random = np.random.default_rng(world.rank + 9).integers(0, total, 2 * total)
+            requests = (everything, everything[::-1].copy(), own[:0], random, np.full(150, total - 1), random[:1])
+            for ids in requests if world.is_trainer else ():
                 got = window.gather(ids)
                 assert got.dtype == dtype and got.shape == (len(ids), *shape)
                 assert np.array_equal(got, row_values(ids, shape, dtype)), (shape, dtype, way)
@@ -84,16 +85,6 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> No
                 window.scatter(twice, values)
             with pytest.raises(ClosedError):
                 window.memory(0)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_windows_without_any_rows(layout: Job, way: str) -> None:
-    with rows_of(layout, transport=way) as service:
-        world = service.world
-        window = RowWindow(service, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4")
-        assert window.gather(np.empty(0, np.int64)).shape == (0, 4)
-        assert all(len(window.memory(h)) == 0 for h in np.flatnonzero(world.is_local).tolist())
-        window.close()
 
 
 def test_a_mutex_excludes(layout: Job) -> None:

@@ -21,7 +21,6 @@ from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
@@ -173,12 +172,12 @@ def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, rep
     assert np.array_equal(np.bincount(ends[1], minlength=NUM_NODES)[nodes], want)
 
 
-@pytest.mark.parametrize("name", ["uniform", "prob"])
+@pytest.mark.parametrize("name", ["uniform", "replace", "prob", "labor", "labor-mask"])
 def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.sampling.local._WORTH_IT", 3)
     sampler = SAMPLERS[name]
     g = job.open(multi)
-    for number in (1, 2, 5):
+    for number in (0, 1, 2, 5):
         how, without = (
             (dataclasses.replace(sampler.arguments, seed=3, num_threads=n) for n in (1, 3)),
             excluded(0, number),
@@ -221,6 +220,14 @@ def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
     assert int(g.has_edges_between(*every, ("_N", "_E", "_N")).sum()) == pairs
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("prob", [None, "weight", "even"])
+def test_one_hop(job: SharedJob, multi: str, prob: str | None, replace: bool) -> None:
+    g = job.open(multi)
+    for number, fanout in enumerate((0, 1, 4, -1)):
+        check_hop(g, number, prob, fanout, replace)
+
+
 def test_some_look_edges_up_while_others_sample(job: SharedJob, multi: str) -> None:
     g = job.open(multi)
     rng = np.random.default_rng(g.rank())
@@ -258,44 +265,3 @@ def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str
 
 
 # Bad input
-
-
-def test_what_is_wrong_on_one_rank_raises_there(job: SharedJob, multi: str) -> None:
-    num_edges = len(multigraph(0)[0])
-    g = job.open(multi)
-    rank0 = g.rank() == 0
-
-    def everybody(kind: type[MPIGraphError], match: str, call: Callable[..., Any], good: tuple, bad: tuple) -> None:
-        """Wrong on rank 0 alone, which raises."""
-        if rank0:
-            with pytest.raises(kind, match=match):
-                call(*(bad if rank0 else good))
-        else:
-            call(*good)
-
-    def hop(edges: Any) -> None:
-        g.sample_neighbors([0, 5], 2, exclude_edges=edges)
-
-    def blocks(edges: Any) -> None:
-        NeighborSampler([2, 2]).sample_blocks(g, [0, 5], edges)
-
-    for call in (hop, blocks):
-        for kind, match, bad in [
-            (OutOfRangeError, rf"exclude_edges: edge id .* {num_edges} at position 1", [3, num_edges]),
-            (OutOfRangeError, r"exclude_edges: edge id .* -1 at position 0", torch.tensor([-1])),
-            (InvalidArgumentError, "exclude_edges must be integers", [0.5]),
-            (InvalidArgumentError, "exclude_edges must be integers", np.zeros(num_edges, bool)),
-            (InvalidArgumentError, "exclude_edges must be integers in one dimension", torch.zeros(2, 2).long()),
-            (EdgeTypeError, "'likes' does not exist", {"likes": [1]}),
-        ]:
-            everybody(kind, match, call, ([1, 1],), (bad,))
-    for kind, match, bad in [
-        (OutOfRangeError, r"node id of type '_N' 101 at position 1", ([0, 101], [0, 1])),
-        (OutOfRangeError, r"node id of type '_N' -7 at position 0", ([0, 1], [-7, 1])),
-        (InvalidArgumentError, "3 sources and 2 destinations", ([0, 1, 2], [0, 1])),
-        (InvalidArgumentError, "source ids must be integers", ([0.5], [0])),
-        (EdgeTypeError, "'likes' does not exist", ([0], [0], "likes")),
-    ]:
-        everybody(kind, match, g.has_edges_between, ([0], [5]), bad)
-    check_hop(g, 1, None, 3, False)  # and the job goes on
-    check_look_up(g, np.random.default_rng(0), 50)

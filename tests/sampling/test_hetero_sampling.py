@@ -19,7 +19,6 @@ from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of,
 import mpigraph.distributed as dist
 from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.errors import EdgeTypeError, FieldNameError, MPIGraphError, NodeTypeError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.metadata.schema import Relation, Schema
@@ -251,32 +250,3 @@ def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
         ),
     )
     return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]
-
-
-def test_bad_types_raise_where_they_are(job: SharedJob, typed_oracle: str) -> None:
-    g = job.open(typed_oracle)
-    rank0 = g.rank() == 0
-
-    def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
-        """Wrong on rank 0 alone, which raises."""
-        wrong = (nodes if nodes is not None else {"paper": [0]}, fanout, bad)
-        seeds, most, options = wrong if rank0 else ({"paper": [0]}, 2, {})
-        if rank0:
-            with pytest.raises(error, match=match):
-                g.sample_blocks(seeds, [most], **options)
-        else:
-            g.sample_blocks(seeds, [most], **options)
-
-    everybody(NodeTypeError, "node ids must be a dict by node type", nodes=[0])
-    everybody(NodeTypeError, "node type 'book' does not exist", nodes={"book": [0]})
-    everybody(MPIGraphError, "node id of type 'venue' 3 at position 0 is out of range", nodes={"venue": [3]})
-    everybody(EdgeTypeError, "a dict of fanouts needs every edge type", fanout={"cites": 2})
-    everybody(EdgeTypeError, "edge type 'eats' does not exist", fanout={"eats": 2})
-    everybody(FieldNameError, "no feature 'mass' on any of", prob="mass")
-    everybody(FieldNameError, "no feature 'weight' on edges of relation", prob={"in": "weight"})
-    everybody(EdgeTypeError, "edge type is ambiguous", exclude_edges=[0])
-    with pytest.raises(NodeTypeError, match="nids must be a dict by node type"):
-        dist.DistNodeDataLoader(g, [0], NeighborSampler([2]))
-    with pytest.raises(EdgeTypeError, match="ambiguous"):
-        dist.DistEdgeDataLoader(g, [0], NeighborSampler([2]))
-    g.sample_blocks({"paper": [0]}, [2])  # and the job goes on

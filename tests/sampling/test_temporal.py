@@ -13,7 +13,6 @@ from temporal_graphs import I64, NEWEST, OLDEST, Temporal, temporal, write
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 from mpigraph.store.derived import EdgeTimes
@@ -189,22 +188,6 @@ def test_trees_without_times_depend_on_their_roots_alone(job: SharedJob) -> None
 @pytest.mark.parametrize("seed", range(1, 126))
 def test_many_graphs(job: SharedJob, seed: int, typed: bool, of_nodes: bool) -> None:
     compare(job, (seed, typed, of_nodes), 4)
-
-
-def test_wrong_times_on_one_trainer_hang_nobody(job: SharedJob) -> None:
-    g = job.open(job.write(write, 0, False, False))
-    seeds = np.zeros(3, np.int64)
-    sampler = NeighborSampler([2, 2], time_attr="time")
-    sampler.sample_blocks(g, seeds, input_time=seeds)
-    for wrong in (seeds[:2], seeds.astype(np.float64), None):
-        failed = False
-        try:
-            sampler.sample_blocks(g, seeds, input_time=wrong if job.rank == 0 else seeds)
-        except InvalidArgumentError as error:
-            failed = "input_time" in str(error)
-        on_all(job.trainers, failed or job.rank > 0)
-        blocks = sampler.sample_blocks(g, seeds, input_time=seeds)[2]
-        on_all(job.trainers, len(blocks) == 2)
 
 
 def test_times_that_are_written_count_after_the_next_barrier(job: SharedJob) -> None:

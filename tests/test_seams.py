@@ -1,0 +1,195 @@
+"""The map "Where do I put ..." of mpigraph/README.md: each change is made on a copy of the package, counted, and used.
+
+All changes go into one copy, which one process runs, without compiling kernels. A sampler that chooses neighbours in
+another way is in ``sampling/test_strategies.py``, in one file.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from jobs import clean_environment, run_job
+
+import mpigraph
+
+PACKAGE = Path(mpigraph.__file__).parent
+ROWS = re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \|", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+class Change(NamedTuple):
+    """A change of the package.
+
+    Attributes:
+        row: how the row of the map begins.
+        edits: file, the text that goes (none of a new file), and what comes in its place.
+        uses: a script that prints a line: what was added works.
+        says: that line.
+    """
+
+    row: str
+    edits: list[tuple[str, str, str]]
+    uses: str
+    says: str
+
+
+LAYER = '''
+
+class Doubled(nn.Module):
+    """Sums of the sources' rows, twice."""
+
+    def forward(self, graph, feat):
+        with graph.local_scope():
+            graph.srcdata["h"] = 2 * feat
+            graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+            return graph.dstdata["out"]
+
+
+def source_and_destination(
+'''
+SAMPLER = '''
+from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.graphs.block import to_block
+from mpigraph.graphs.fields import NID
+
+
+class EvenSampler(BlockSampler):
+    """The in-edges from nodes with an even id."""
+
+    def sample_blocks(self, g, seed_nodes, exclude_eids=None):
+        hop = g.sample_neighbors(seed_nodes, -1)
+        even = hop.edge_subgraph(hop.edges()[0] % 2 == 0, relabel_nodes=False, store_ids=False)
+        block = to_block(even, seed_nodes)
+        return block.srcdata[NID], seed_nodes, [block]
+'''
+OF_THEIR_OWN = SAMPLER.replace("mpigraph.dataloading.sampler", "mpigraph.dataloading").replace(
+    "mpigraph.graphs.block import to_block\nfrom mpigraph.graphs.fields import NID", "mpigraph import NID, to_block"
+)
+DRAWS = "for _, seeds, (b,) in dist.DistNodeDataLoader(g, [3, 4, 5], {}, batch_size=2): assert b.num_edges()\n"
+DRAWS += "assert (b.srcdata['_ID'][b.edges()[0]] % 2 == 0).all()\n"
+METHOD = """
+import numpy as np
+from mpigraph.partition.assigning import Method
+
+
+def stripes(task):
+    return (np.arange(task.num_nodes)[task.own] % task.num_parts).astype(np.int32)
+
+
+STRIPES = Method(stripes, lambda work, *_: (4 * work.num_nodes, 0))
+"""
+PAIRS = """
+import numpy as np
+from mpigraph.formats.layout import Layout
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.source import GraphSource
+
+
+def read(path, options):
+    src, dst = np.loadtxt(path, np.int64).T
+    return GraphSource(Schema.homogeneous(), (int(max(src.max(), dst.max())) + 1,), ((src, dst),))
+
+
+PAIRS = Layout("pairs", "", lambda path: path.suffix == ".pairs", read)
+"""
+EXCHANGE = '''
+
+class Counting(ByMessages):
+    """Requests to owners, under another name."""
+
+    name = "counting"
+
+
+EXCHANGES: tuple[type[Exchange], ...] = (Counting, '''
+COMMAND = '''@dataclass
+class Greet:
+    """Greet."""
+
+    name: str = argument("NAME", "whom")
+
+
+GROUPS: dict'''
+CHANGES = [
+    Change("a layer", [
+        ("nn/layers.py", "\n\ndef source_and_destination(\n", LAYER),
+        ("nn/__init__.py", "    GraphConv as GraphConv,\n", "    Doubled as Doubled,\n    GraphConv as GraphConv,\n"),
+    ], "h = mg.graph(([0, 1], [2, 2])); print(mg.nn.Doubled()(h, torch.ones(3, 1))[2].item())", "4.0"),
+    Change("a timing or a counter", [
+        ("dataloading/work_ahead.py", "batch = stages.fetch(sample)",
+         'with span("seam"): batch = stages.fetch(sample)'),
+    ], "loader = dist.DistNodeDataLoader(g, [1], NeighborSampler([2])); list(loader)\n"
+       "print('seam 0.' in str(loader.stats()))", "True"),
+    Change("a sampler: anything drawn by", [
+        ("dataloading/even.py", "", SAMPLER),
+        ("dataloading/__init__.py", "\nattach(",
+         "from mpigraph.dataloading.even import EvenSampler as EvenSampler\nattach("),
+    ], DRAWS.format("mg.dataloading.EvenSampler()") + "print('even')", "even"),
+    Change("a way to assign nodes to parts", [
+        ("partition/stripes.py", "", METHOD),
+        ("partition/assign.py", "METHODS = {\n", "from mpigraph.partition.stripes import STRIPES\n"
+                                                'METHODS = {\n    "stripes": STRIPES,\n'),
+    ], "dist.partition_graph(mg.graph(([0, 1, 2], [1, 2, 3])), 's', 2, folder, part_method='stripes')\n"
+       "print(dist.load_partition(f'{folder}/s.json', 1)[0].num_edges())", "2"),
+    Change("a file format", [
+        ("formats/pairs.py", "", PAIRS),
+        ("formats/readers.py", "LAYOUTS = (", "from mpigraph.formats.pairs import PAIRS\nLAYOUTS = (PAIRS, "),
+    ], "from mpigraph.formats.readers import read_source\n"
+       "(folder / 'x.pairs').write_text('0 1\\n1 5\\n'); print(read_source(folder / 'x.pairs').num_nodes)", "(6,)"),
+    Change("a command", [
+        ("cli/greet.py", "", "def greet(options):\n    print('hello', options.name)\n    return 0\n"),
+        ("cli/grammar.py", "GROUPS: dict", COMMAND),
+        ("cli/grammar.py", '"jobs": {Launch', '"jobs": {Greet: "greet", Launch'),
+    ], "from mpigraph.cli.main import main; main(['greet', 'you'])", "hello you"),
+    Change("an option of a command", [
+        ("cli/grammar.py", "    job: str | None = argument(", "    to: str = option('whom', default='all')\n"
+                                                              "    job: str | None = argument("),
+        ("cli/launch.py", "def launch(options: Launch) -> int:", "def launch(options: Launch) -> int:\n"
+                          "    print(options.to)\n    return 0\n\n\ndef before(options: Launch) -> int:"),
+    ], "main(['launch', '--num_trainers', '1', '--workspace', '/', '--part_config', 'x', '--to', 'us', 'true'])", "us"),
+    Change("something else in every checkpoint", [
+        ("checkpoint/job_state.py", '"draws": session.num_draws,', '"draws": session.num_draws, "seam": 7,'),
+        ("checkpoint/job_state.py", "    session.num_draws = ", '    print(state["seam"])\n    session.num_draws = '),
+    ], "mg.checkpoint.save({}, checkpoint_id=folder / 'c'); mg.checkpoint.load({}, checkpoint_id=folder / 'c')", "7"),
+    Change("an exchange of sampling requests", [
+        ("sampling/exchanges.py", "EXCHANGES: tuple[type[Exchange], ...] = (", EXCHANGE),
+        ("config.py", '"alltoallv", "sparse")', '"alltoallv", "sparse", "counting")'),
+    ], "print(g.session.store.exchange.name)", "counting"),
+]  # fmt: skip
+BEGIN = """
+import os, sys
+from pathlib import Path
+os.environ["MPIGRAPH_SAMPLING"] = "counting"
+import torch
+import mpigraph as mg
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+assert Path(mg.__file__).parent == Path.cwd() / "mpigraph"
+dist.initialize(num_servers=0)
+g = dist.DistGraph("oracle", part_config=sys.argv[1])
+folder = Path(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_each_change_takes_the_files_of_the_map_and_works(tmp_path: Path, oracle) -> None:
+    """And a sampler of another package takes 20 lines."""
+    shutil.copytree(PACKAGE, tmp_path / "mpigraph", ignore=shutil.ignore_patterns("__pycache__"))
+    for change in CHANGES:
+        (files,) = [int(count) for what, count in ROWS if what.startswith(change.row)]
+        assert len({name for name, *_ in change.edits}) == files, change.row
+        for name, old, new in change.edits:
+            path = tmp_path / "mpigraph" / name
+            text = path.read_text() if old else ""
+            assert text.count(old) == 1 if old else not path.exists(), (change.row, name)
+            path.write_text(text.replace(old, new) if old else new)
+    (tmp_path / "theirs.py").write_text(OF_THEIR_OWN)
+    assert len(OF_THEIR_OWN.strip().splitlines()) <= 20
+    body = [f"print({change.row!r}, end=': ')\n{change.uses}\n" for change in CHANGES]
+    body.append("from theirs import EvenSampler\n" + DRAWS.format("EvenSampler()") + "print('theirs')\n")
+    (tmp_path / "script.py").write_text(BEGIN + "".join(body))
+    env = clean_environment() | {"PYTHONPATH": str(tmp_path), "NUMBA_DISABLE_JIT": "1", "PYTHONWARNINGS": "ignore"}
+    done = run_job([sys.executable, "script.py", oracle(1), tmp_path], env, cwd=tmp_path)
+    said = [*(f"{change.row}: {change.says}" for change in CHANGES), "theirs"]
+    assert done.status == 0 and done.stdout.splitlines() == said, done.output
