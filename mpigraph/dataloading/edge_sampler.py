@@ -14,30 +14,12 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
+from mpigraph.dataloading import negative_sampler as negative
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion, reverse_edges
-from mpigraph.dataloading.negative_sampler import (
-    NO_EDGES,
-    Negatives,
-    NegativesOf,
-    describe_negatives,
-    draw_negatives,
-    find_edges,
-    redraw_newer,
-)
 from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, check_graph, has_method, needs_of
+from mpigraph.distgraph import typed_ids
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampling_arguments import TimeFilter, check_times
-from mpigraph.distgraph.typed_ids import (
-    ByEdgeType,
-    EdgeIds,
-    EdgeTensors,
-    Names,
-    NodeTensors,
-    by_relation,
-    canonical,
-    id_array,
-    unwrap_edges,
-)
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, EdgeType, IdsLike
@@ -47,11 +29,12 @@ from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
 PairSample: TypeAlias = (
-    tuple[NodeTensors, HeteroGraph, list[Block]] | tuple[NodeTensors, HeteroGraph, HeteroGraph, list[Block]]
+    tuple[typed_ids.NodeTensors, HeteroGraph, list[Block]]
+    | tuple[typed_ids.NodeTensors, HeteroGraph, HeteroGraph, list[Block]]
 )
 """Input nodes, the pair graph, that of negatives if there are any, and blocks, outermost hop first."""
 _Ends = tuple[I64, I64]
-_NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
+_NOTHING: _Ends = (negative.NO_EDGES.src, negative.NO_EDGES.dst)
 
 
 @dataclass(frozen=True)
@@ -59,9 +42,9 @@ class Pairs:
     """The seed edges of a minibatch and their negatives, before neighbours of their ends are drawn."""
 
     graphs: list[HeteroGraph]  # the pair graph and, with a negative sampler, that of the negatives
-    nodes: NodeTensors  # int64[n], the ends, or by node type: the seeds of the sampler of blocks
-    excluded: EdgeTensors | None  # ids of edges to exclude, in the form of the loader's edges
-    times: NodeTensors | None  # int64[n], the times of the ends, in the form of ``nodes``
+    nodes: typed_ids.NodeTensors  # int64[n], the ends, or by node type: the seeds of the sampler of blocks
+    excluded: typed_ids.EdgeTensors | None  # ids of edges to exclude, in the form of the loader's edges
+    times: typed_ids.NodeTensors | None  # int64[n], the times of the ends, in the form of ``nodes``
 
     def sample_ends(self, sample: Callable[..., Any], g: object) -> Any:
         """Draw around the ends; without exclusion or times the sampler need not take such arguments."""
@@ -84,9 +67,9 @@ class EdgePredictionSampler(Sampler):
         sampler: BlockSampler,
         exclude: Exclude = None,
         reverse_eids: ReverseEids = None,
-        reverse_etypes: ByEdgeType[EdgeType] | None = None,
-        negative_sampler: NegativesOf | None = None,
-        prefetch_labels: Names = (),
+        reverse_etypes: typed_ids.ByEdgeType[EdgeType] | None = None,
+        negative_sampler: negative.NegativesOf | None = None,
+        prefetch_labels: typed_ids.Names = (),
     ) -> None:
         """Make a sampler of edges of a sampler of blocks.
 
@@ -138,7 +121,7 @@ class EdgePredictionSampler(Sampler):
         """The needs of the sampler of blocks, and the labels of seed edges."""
         blocks = needs_of(self.sampler)
         exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
-        negatives = describe_negatives(self.negative_sampler)
+        negatives = negative.describe_negatives(self.negative_sampler)
         return replace(
             blocks,
             edge_labels=self.prefetch_labels,
@@ -147,7 +130,7 @@ class EdgePredictionSampler(Sampler):
         )
 
     @collective("trainers")
-    def look_up_reverse(self, g: DistGraph, seed_edges: EdgeIds) -> None:
+    def look_up_reverse(self, g: DistGraph, seed_edges: typed_ids.EdgeIds) -> None:
         """Find the reverse edges that ``exclude`` needs, if ``reverse_eids`` did not give them; loaders call it.
 
         Args:
@@ -162,17 +145,21 @@ class EdgePredictionSampler(Sampler):
             return
         pairs: dict[Relation, EdgeType] = {relation: relation for relation in g.canonical_etypes}
         if self._exclude == "reverse_types":
-            pairs = canonical(g.schema, cast(ByEdgeType[EdgeType], self._reverse_etypes), "reverse_etypes")
+            pairs = typed_ids.canonical(
+                g.schema, cast(typed_ids.ByEdgeType[EdgeType], self._reverse_etypes), "reverse_etypes"
+            )
         elif len(pairs) > 1:
             raise InvalidArgumentError("exclude='reverse_id' needs reverse_eids where there are several edge types")
-        seeds = by_relation(g.schema, seed_edges, "eids")
+        seeds = typed_ids.by_relation(g.schema, seed_edges, "eids")
         counts = {relation: g.session.world.allreduce_sum(len(seeds.get(relation, ()))) for relation in sorted(pairs)}
         tables = reverse_edges(g, {relation: pairs[relation] for relation, count in counts.items() if count})
         self._exclusion = make_exclusion(self._exclude, tables, self._reverse_etypes)
         self._looks_up = False
 
     @collective("trainers", WHEN_REMOTE)
-    def sample(self, g: DistGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None) -> PairSample:
+    def sample(
+        self, g: DistGraph, seed_edges: typed_ids.EdgeIds, *, edge_label_time: typed_ids.EdgeIds | None = None
+    ) -> PairSample:
         """Sample the minibatch of some edges.
 
         Args:
@@ -198,7 +185,9 @@ class EdgePredictionSampler(Sampler):
         input_nodes, _, blocks = pairs.sample_ends(self.sampler.sample_blocks, g)
         return cast(PairSample, (input_nodes, *pairs.graphs, blocks))
 
-    def sample_pairs(self, g: DistGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None) -> Pairs:
+    def sample_pairs(
+        self, g: DistGraph, seed_edges: typed_ids.EdgeIds, *, edge_label_time: typed_ids.EdgeIds | None = None
+    ) -> Pairs:
         """Do the part of :meth:`sample` before the blocks; arguments and errors are the same.
 
         One-sided, like most negative samplers.
@@ -209,28 +198,28 @@ class EdgePredictionSampler(Sampler):
                 f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
                 "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
             )
-        edges = find_edges(g, seed_edges)
+        edges = negative.find_edges(g, seed_edges)
         time_filter = needs_of(self.sampler).times
         times = check_edge_times(g, time_filter, edges, edge_label_time)
         numbering = _Numbering(g, times)
         numbering.add({relation: (of_type.src, of_type.dst) for relation, of_type in edges.items()}, times)
         negatives, of_negatives = None, None
         if self.negative_sampler is not None:
-            negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
+            negatives = _checked(g, negative.draw_negatives(self.negative_sampler, g, edges))
         excluded = None
         if self._exclusion is not None:
             seeds = {relation: torch.from_numpy(of_type.eids) for relation, of_type in edges.items()}
-            excluded = unwrap_edges(g.schema, self._exclusion(g, seeds))
+            excluded = typed_ids.unwrap_edges(g.schema, self._exclusion(g, seeds))
         if negatives is not None:
             if time_filter is not None and times is not None:
                 context, of_negatives = g.session.next_context(), {}
                 for r, ends in negatives.items():
-                    positives = edges.get(r, NO_EDGES), times.get(r, NO_EDGES.src)
-                    negatives[r], of_negatives[r] = redraw_newer(g, time_filter, context, r, *positives, ends)
+                    positives = edges.get(r, negative.NO_EDGES), times.get(r, negative.NO_EDGES.src)
+                    negatives[r], of_negatives[r] = negative.redraw_newer(g, time_filter, context, r, *positives, ends)
             numbering.add(negatives, of_negatives)
         graphs, nodes, node_times = numbering.graphs()
         for relation in g.schema.relations:
-            graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
+            graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, negative.NO_EDGES).eids)
         ends_of, times_of = (
             by_type if len(by_type) != 1 else by_type[g.schema.ntypes[0]] for by_type in (nodes, node_times)
         )
@@ -238,7 +227,10 @@ class EdgePredictionSampler(Sampler):
 
 
 def check_edge_times(
-    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[Relation, Sized], edge_label_time: EdgeIds | None
+    g: DistGraph,
+    time_filter: TimeFilter | None,
+    ids: Mapping[Relation, Sized],
+    edge_label_time: typed_ids.EdgeIds | None,
 ) -> dict[Relation, I64] | None:
     """Check the times of seed edges, and return them, int64[n] by relation in the order of ``ids``; None without.
 
@@ -252,7 +244,7 @@ def check_edge_times(
         )
     if edge_label_time is None:
         return None
-    given: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
+    given: dict[Relation, IdsLike] = typed_ids.canonical(g.schema, edge_label_time, "edge_label_time")
     none = np.empty(0, np.int64)
     counts = {r: len(ids.get(r, ())) for r in {**ids, **given}}
     times = {r: check_times(given.get(r, none), count, f"edge_label_time of {r}") for r, count in counts.items()}
@@ -306,9 +298,9 @@ class _Numbering:
         return graphs, nodes, times
 
 
-def _checked(g: DistGraph, negatives: Negatives) -> dict[Relation, _Ends]:
+def _checked(g: DistGraph, negatives: negative.Negatives) -> dict[Relation, _Ends]:
     """Check the return value of a negative sampler; return it by relation."""
-    pairs = canonical(g.schema, negatives, "negatives")
+    pairs = typed_ids.canonical(g.schema, negatives, "negatives")
     return {relation: _checked_pair(g, relation, pair) for relation, pair in pairs.items()}
 
 
@@ -320,7 +312,7 @@ def _checked_pair(g: DistGraph, relation: Relation, pair: tuple[IdsLike, IdsLike
     ends = []
     for ids, ntype, side in zip(pair, relation[::2], ("source", "destination"), strict=True):
         what = f"{side} of a negative of {relation}"
-        ends.append(id_array(ids, what))
+        ends.append(typed_ids.id_array(ids, what))
         check_ids(ends[-1], g.num_nodes(ntype), what)
     src, dst = ends
     if len(src) != len(dst):

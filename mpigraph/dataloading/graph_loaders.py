@@ -11,38 +11,17 @@ from typing_extensions import Unpack  # torch depends on it
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
+from mpigraph.dataloading import loader as base
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, check_edge_times
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Making, Stages
-from mpigraph.dataloading.loader import (
-    Batch,
-    Batching,
-    Foreign,
-    LoaderOptions,
-    Options,
-    SampledDataLoader,
-    arguments,
-    check_foreign,
-)
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_of_edges, pyg_of_nodes
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, check_graph, has_method, needs_of
 from mpigraph.dataloading.seeds import Chosen, Item, as_seed_tensors
+from mpigraph.distgraph import typed_ids
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampling_arguments import TimeFilter, times_by_ntype
-from mpigraph.distgraph.typed_ids import (
-    Blocks,
-    ByEdgeType,
-    EdgeIds,
-    EdgeTensors,
-    Names,
-    NodeIds,
-    NodeTensors,
-    by_ntype,
-    by_relation,
-    unwrap_edges,
-    unwrap_nodes,
-)
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID, EdgeType
@@ -55,18 +34,18 @@ _OfEdges: TypeAlias = tuple[Any, HeteroGraph, list[Block]]
 _WithNegatives: TypeAlias = tuple[Any, HeteroGraph, HeteroGraph, list[Block]]
 
 
-class _NodeOptions(Options, total=False):
-    input_time: NodeIds | None
+class _NodeOptions(base.Options, total=False):
+    input_time: typed_ids.NodeIds | None
 
 
-class _EdgeOptions(Options, total=False):
+class _EdgeOptions(base.Options, total=False):
     exclude: Exclude
     reverse_eids: ReverseEids
-    reverse_etypes: ByEdgeType[EdgeType] | None
-    edge_label_time: EdgeIds | None
+    reverse_etypes: typed_ids.ByEdgeType[EdgeType] | None
+    edge_label_time: typed_ids.EdgeIds | None
 
 
-class DistNodeDataLoader(SampledDataLoader[Batch]):
+class DistNodeDataLoader(base.SampledDataLoader[base.Batch]):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.
 
     Where the graph has several node types, input and output nodes are by type: input nodes with every type, output
@@ -115,7 +94,7 @@ class DistNodeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self: "DistNodeDataLoader[_OfNodes]",
         g: DistGraph,
-        nids: NodeIds,
+        nids: typed_ids.NodeIds,
         graph_sampler: BlockSampler,
         device: torch.device | str | None = None,
         *,
@@ -127,7 +106,7 @@ class DistNodeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self: "DistNodeDataLoader[Any]",
         g: DistGraph,
-        nids: NodeIds,
+        nids: typed_ids.NodeIds,
         graph_sampler: BlockSampler,
         device: torch.device | str | None = None,
         *,
@@ -139,45 +118,45 @@ class DistNodeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self,
         g: DistGraph,
-        nids: NodeIds,
+        nids: typed_ids.NodeIds,
         graph_sampler: BlockSampler,
         device: torch.device | str | None = None,
         *,
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        features: Names = (),
-        labels: Names = (),
+        features: typed_ids.Names = (),
+        labels: typed_ids.Names = (),
         output: str = "dgl",
-        input_time: NodeIds | None = None,
+        input_time: typed_ids.NodeIds | None = None,
         num_prefetch: int = 2,
         seed: int | None = None,
         cache: str | int | None = "auto",
         lookahead: int | None = None,
         pin_memory: bool = False,
         queue_size: int | None = None,
-        **foreign: Unpack[Foreign],
+        **foreign: Unpack[base.Foreign],
     ) -> None:
-        options = LoaderOptions(device, features, labels, output, input_time, cache, lookahead, pin_memory)
-        batching = Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        options = base.LoaderOptions(device, features, labels, output, input_time, cache, lookahead, pin_memory)
+        batching = base.Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
         super().__init__(g, nids, graph_sampler, options, batching, foreign)
 
     def _make_stages(
-        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: Any, sampler: Any, options: base.LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
         if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {sampler!r})")
-        by_type = by_ntype(g.schema, ids, "nids")
+        by_type = typed_ids.by_ntype(g.schema, ids, "nids")
         pyg = options.output == "pyg"
         make: Callable[..., Making] = pyg_of_nodes if pyg else _blocks_of_nodes
         making = make(g, by_type, sampler, options, pin_memory)
         times = _check_input_time(g, needs_of(sampler).times, by_type, options.seed_times)
-        return Stages(unwrap_nodes(g.schema, by_type), *making, times=times, placed=pyg)
+        return Stages(typed_ids.unwrap_nodes(g.schema, by_type), *making, times=times, placed=pyg)
 
 
 def _check_input_time(
-    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[int, I64], input_time: NodeIds | None
-) -> NodeTensors | None:
+    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[int, I64], input_time: typed_ids.NodeIds | None
+) -> typed_ids.NodeTensors | None:
     """Check the times of a loader's seeds, and return them in the form of the seeds; None without ``input_time``.
 
     Raises InvalidArgumentError if the sampler takes no times, or needs them.
@@ -188,21 +167,21 @@ def _check_input_time(
         return None
     if time_filter is None:
         raise InvalidArgumentError("input_time needs a sampler with time_attr, like NeighborSampler")
-    return unwrap_nodes(g.schema, times_by_ntype(g.schema, ids, input_time))
+    return typed_ids.unwrap_nodes(g.schema, times_by_ntype(g.schema, ids, input_time))
 
 
 def _blocks_of_nodes(
-    g: DistGraph, ids: Mapping[int, I64], sampler: BlockSampler, options: LoaderOptions, pin_memory: bool
+    g: DistGraph, ids: Mapping[int, I64], sampler: BlockSampler, options: base.LoaderOptions, pin_memory: bool
 ) -> Making:
     rows = BlockFetcher(g, needs_of(sampler), options.features, options.labels, pin_memory)
 
-    def sample(chosen: Chosen) -> Blocks:
+    def sample(chosen: Chosen) -> typed_ids.Blocks:
         return sampler.sample_blocks(g, chosen.ids, **chosen.times_as("input_time"))
 
     return sample, rows, rows.announce, [rows.inputs]
 
 
-class DistEdgeDataLoader(SampledDataLoader[Batch]):
+class DistEdgeDataLoader(base.SampledDataLoader[base.Batch]):
     """Minibatches of edges: yields ``(input_nodes, pair_graph, blocks)``.
 
     With a negative sampler: ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. The pair graphs have the seed
@@ -239,7 +218,7 @@ class DistEdgeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self: "DistEdgeDataLoader[_OfEdges]",
         g: DistGraph,
-        eids: EdgeIds,
+        eids: typed_ids.EdgeIds,
         graph_sampler: BlockSampler,
         device: torch.device | str | None = None,
         *,
@@ -252,7 +231,7 @@ class DistEdgeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self: "DistEdgeDataLoader[_WithNegatives]",
         g: DistGraph,
-        eids: EdgeIds,
+        eids: typed_ids.EdgeIds,
         graph_sampler: BlockSampler,
         device: torch.device | str | None = None,
         *,
@@ -265,7 +244,7 @@ class DistEdgeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self: "DistEdgeDataLoader[Any]",
         g: DistGraph,
-        eids: EdgeIds,
+        eids: typed_ids.EdgeIds,
         graph_sampler: BlockSampler | EdgePredictionSampler,
         device: torch.device | str | None = None,
         *,
@@ -278,31 +257,31 @@ class DistEdgeDataLoader(SampledDataLoader[Batch]):
     def __init__(
         self,
         g: DistGraph,
-        eids: EdgeIds,
+        eids: typed_ids.EdgeIds,
         graph_sampler: BlockSampler | EdgePredictionSampler,
         device: torch.device | str | None = None,
         *,
         negative_sampler: NegativesOf | None = None,
         exclude: Exclude = None,
         reverse_eids: ReverseEids = None,
-        reverse_etypes: ByEdgeType[EdgeType] | None = None,
+        reverse_etypes: typed_ids.ByEdgeType[EdgeType] | None = None,
         batch_size: int = 1,
         shuffle: bool = False,
         drop_last: bool = False,
-        features: Names = (),
-        labels: Names = (),
+        features: typed_ids.Names = (),
+        labels: typed_ids.Names = (),
         output: str = "dgl",
-        edge_label_time: EdgeIds | None = None,
+        edge_label_time: typed_ids.EdgeIds | None = None,
         num_prefetch: int = 2,
         seed: int | None = None,
         cache: str | int | None = "auto",
         lookahead: int | None = None,
         pin_memory: bool = False,
         queue_size: int | None = None,
-        **foreign: Unpack[Foreign],
+        **foreign: Unpack[base.Foreign],
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
-        with arguments(check_graph(g).session):
+        with base.arguments(check_graph(g).session):
             if not isinstance(graph_sampler, EdgePredictionSampler) and has_method(graph_sampler, "sample_blocks"):
                 graph_sampler = EdgePredictionSampler(graph_sampler, *how)
             elif not has_method(graph_sampler, "sample"):
@@ -314,23 +293,23 @@ class DistEdgeDataLoader(SampledDataLoader[Batch]):
                 raise InvalidArgumentError(
                     "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
                 )
-        options = LoaderOptions(device, features, labels, output, edge_label_time, cache, lookahead, pin_memory)
-        batching = Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
+        options = base.LoaderOptions(device, features, labels, output, edge_label_time, cache, lookahead, pin_memory)
+        batching = base.Batching(batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
         super().__init__(g, eids, graph_sampler, options, batching, foreign)
 
     def _make_stages(
-        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: Any, sampler: Any, options: base.LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
-        by_type = by_relation(g.schema, ids, "eids")
+        by_type = typed_ids.by_relation(g.schema, ids, "eids")
         pyg = options.output == "pyg"
         make: Callable[..., Making] = pyg_of_edges if pyg else _pairs_of_edges
         making = make(g, by_type, sampler, options, pin_memory)
         times: Any = check_edge_times(g, needs_of(sampler).times, by_type, options.seed_times)
-        return Stages(unwrap_edges(g.schema, by_type), *making, times=times, placed=pyg)
+        return Stages(typed_ids.unwrap_edges(g.schema, by_type), *making, times=times, placed=pyg)
 
 
 def _pairs_of_edges(
-    g: DistGraph, ids: Mapping[Relation, torch.Tensor], sampler: Sampler, options: LoaderOptions, pin_memory: bool
+    g: DistGraph, ids: Mapping[Relation, torch.Tensor], sampler: Sampler, options: base.LoaderOptions, pin_memory: bool
 ) -> Making:
     needs = needs_of(sampler)
     of_blocks = BlockFetcher(g, needs, options.features, (), pin_memory)
@@ -357,7 +336,7 @@ class NodeCollator:
         dataset: the ids to give to a loader: int64[n], or by type where the graph has several.
     """
 
-    def __init__(self, g: DistGraph, nids: NodeIds, graph_sampler: BlockSampler, gb_padding: int = 1) -> None:
+    def __init__(self, g: DistGraph, nids: typed_ids.NodeIds, graph_sampler: BlockSampler, gb_padding: int = 1) -> None:
         """Keep what to sample: ``nids`` of ``g``, by ``graph_sampler.sample_blocks``.
 
         Args:
@@ -372,12 +351,12 @@ class NodeCollator:
         """
         self.g = g
         self.graph_sampler = graph_sampler
-        self.dataset = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
+        self.dataset = typed_ids.unwrap_nodes(g.schema, typed_ids.by_ntype(g.schema, nids, "nids"))
 
     @collective("trainers", WHEN_REMOTE)
-    def collate(self, items: NodeIds | list[Item]) -> Blocks:
+    def collate(self, items: typed_ids.NodeIds | list[Item]) -> typed_ids.Blocks:
         """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type."""
-        return self.graph_sampler.sample_blocks(self.g, cast(NodeTensors, as_seed_tensors(items, "nids")))
+        return self.graph_sampler.sample_blocks(self.g, cast(typed_ids.NodeTensors, as_seed_tensors(items, "nids")))
 
 
 class EdgeCollator:
@@ -402,22 +381,22 @@ class EdgeCollator:
     def __init__(
         self,
         g: DistGraph,
-        eids: EdgeIds,
+        eids: typed_ids.EdgeIds,
         graph_sampler: BlockSampler,
         g_sampling: None = None,
         exclude: Exclude = None,
         reverse_eids: ReverseEids = None,
-        reverse_etypes: ByEdgeType[EdgeType] | None = None,
+        reverse_etypes: typed_ids.ByEdgeType[EdgeType] | None = None,
         negative_sampler: NegativesOf | None = None,
         gb_padding: int = 1,
     ) -> None:
-        check_foreign(type(self), {"g_sampling": g_sampling})
+        base.check_foreign(type(self), {"g_sampling": g_sampling})
         self.g = g
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
         self.graph_sampler = EdgePredictionSampler(graph_sampler, *how)
-        self.dataset = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
+        self.dataset = typed_ids.unwrap_edges(g.schema, typed_ids.by_relation(g.schema, eids, "eids"))
 
     @collective("trainers", WHEN_REMOTE)
-    def collate(self, items: EdgeIds | list[Item]) -> PairSample:
+    def collate(self, items: typed_ids.EdgeIds | list[Item]) -> PairSample:
         """Sample a minibatch of int[b] ids, of ``(edge type, id)`` pairs or of ids by edge type."""
-        return self.graph_sampler.sample(self.g, cast(EdgeTensors, as_seed_tensors(items, "eids")))
+        return self.graph_sampler.sample(self.g, cast(typed_ids.EdgeTensors, as_seed_tensors(items, "eids")))

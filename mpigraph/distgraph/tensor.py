@@ -8,20 +8,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from mpigraph import errors
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.new_tensor import Fill, Handle, InitFunc, TensorRequest, by_range, create, held
 from mpigraph.distgraph.partition_book import PartitionPolicy, local_part
 from mpigraph.distgraph.typed_ids import to_rows
-from mpigraph.errors import (
-    ClosedError,
-    GraphDataError,
-    InvalidArgumentError,
-    PartitionError,
-    TensorMismatchError,
-    check_state,
-)
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.mpi.messages import exchange_rows
@@ -137,7 +130,7 @@ class DistTensor:
             ClosedError: the tensor, or the job, was closed.
         """
         if self.handle.closed or self.handle.session.world.closed:
-            raise ClosedError(f"tensor {self.handle.rows.name!r} was closed")
+            raise errors.ClosedError(f"tensor {self.handle.rows.name!r} was closed")
         return self.handle.rows
 
     @property
@@ -162,12 +155,12 @@ class DistTensor:
             InvalidArgumentError: it is no such state.
             TensorMismatchError: it has another shape, dtype or policy.
         """
-        check_state("a tensor", state_dict, {"rows": DistTensor})
+        errors.check_state("a tensor", state_dict, {"rows": DistTensor})
         other = state_dict["rows"]
         if other.rows is self.rows:
             return
         if (other.shape, other.dtype, other.rows.policy) != (self.shape, self.dtype, self.rows.policy):
-            raise TensorMismatchError(f"rows of {other!r} do not fit {self!r}")
+            raise errors.TensorMismatchError(f"rows of {other!r} do not fit {self!r}")
         for owned in self.owned():
             for first in range(owned.first, owned.last, _BLOCK):
                 block = slice(first, min(first + _BLOCK, owned.last))
@@ -273,7 +266,7 @@ class DistTensor:
         shape = (len(ids), *rows.shape[1:])
         if out is not None:
             if not isinstance(out, torch.Tensor):
-                raise InvalidArgumentError(f"out must be a tensor (got {out!r})")
+                raise errors.InvalidArgumentError(f"out must be a tensor (got {out!r})")
             _check_out(out, shape, self.dtype, device)
         target = (_CPU if device is None else exact_device(device)) if out is None else out.device
         if out is not None and target.type == "cpu" and out.is_contiguous():
@@ -322,7 +315,7 @@ class DistTensor:
         try:
             tensor = tensor.expand(shape).contiguous()
         except RuntimeError:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f"values of shape {tuple(tensor.shape)} do not fit {shape} of tensor {rows.name!r}"
             ) from None
         rows.scatter(ids, to_storage(tensor, rows.dtype))
@@ -338,7 +331,7 @@ class DistTensor:
         """
         if copy is False or self.dtype == torch.bfloat16:
             why = "rows are read into new memory" if copy is False else "numpy lacks bfloat16"
-            raise InvalidArgumentError(f"tensor {self.name!r} cannot be an array: {why}")
+            raise errors.InvalidArgumentError(f"tensor {self.name!r} cannot be an array: {why}")
         rows: np.ndarray[Any, Any] = self[:].numpy()
         return rows if dtype is None else rows.astype(dtype)
 
@@ -348,7 +341,7 @@ class DistTensor:
         if not isinstance(other, DistTensor):
             return NotImplemented
         if (self.shape, self.rows.policy) != (other.shape, other.rows.policy):
-            raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
+            raise errors.TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
         result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
         for owned in self.owned():
             block = slice(owned.first, owned.last)
@@ -418,7 +411,7 @@ class DistTensor:
         """
         rows = self.rows
         if self._dtype != rows.stored:
-            raise PartitionError(
+            raise errors.PartitionError(
                 f"tensor {rows.name!r} has no local_partition: its rows are read as {self._dtype} and stored as "
                 f"{rows.stored}: read and write by ids, or open the graph with upcast=False"
             )
@@ -471,9 +464,9 @@ def _check_out(
     out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None
 ) -> None:
     if (tuple(out.shape), out.dtype) != (shape, dtype):
-        raise InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
+        raise errors.InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
     if device is not None and exact_device(device).type != out.device.type:
-        raise InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
+        raise errors.InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
 
 
 def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
@@ -483,7 +476,7 @@ def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: 
         begin, end = offsets[host : host + 2].tolist()
         if begin <= first <= last <= end:
             return host, slice(first - begin, last - begin)
-    raise PartitionError(
+    raise errors.PartitionError(
         f"tensor {rows.name!r} has no local_partition: the rows of part {part}, from {first} up to {last}, are not "
         f"next to each other in the memory of one host of this node (the {len(world.hosts)} hosts hold rows from "
         f"{offsets.tolist()}): read and write by t[pb.partid2nids(pb.partid)], or use as many parts as hosts"
@@ -495,7 +488,7 @@ def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: 
 
 def _npy_path(path: str | os.PathLike[str]) -> Path:
     if Path(path).suffix != ".npy":
-        raise InvalidArgumentError(f"path must end in .npy (got {os.fspath(path)!r})")
+        raise errors.InvalidArgumentError(f"path must end in .npy (got {os.fspath(path)!r})")
     return Path(path)
 
 
@@ -513,7 +506,7 @@ def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Itera
             pairs[begin : begin + len(orig_ids), 0] = orig_ids
             begin += len(orig_ids)
         if len(pairs) and not (0 <= pairs[:, 0].min() and pairs[:, 0].max() < rows.shape[0]):
-            raise GraphDataError(f"tensor {rows.name!r} has no original order: original ids are not from 0 on")
+            raise errors.GraphDataError(f"tensor {rows.name!r} has no original order: original ids are not from 0 on")
         to = owners_of(bounds, pairs[:, 0])
         order = np.argsort(to, kind="stable")
         counts = np.bincount(to, minlength=session.num_trainers).astype(np.int64)
@@ -523,7 +516,7 @@ def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Itera
     with session.world.together(doing):
         new[received[:, 0] - first] = received[:, 1]
         if len(received) != len(new) or (new < 0).any():
-            raise GraphDataError(f"tensor {rows.name!r} has no original order: an original id occurs twice")
+            raise errors.GraphDataError(f"tensor {rows.name!r} has no original order: an original id occurs twice")
     step = max(1, _FILE_BLOCK_BYTES // max(1, rows.window.row_bytes))
     return ((first + begin, new[begin : begin + step]) for begin in range(0, len(new), step))
 
@@ -563,7 +556,7 @@ def _open_npy(path: Path, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
         rows = np.lib.format.open_memmap(path, mode="r")
         torch.from_numpy(np.empty(0, rows.dtype.newbyteorder("=")))
     except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
-        raise InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
+        raise errors.InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
     if rows.shape != shape:
-        raise InvalidArgumentError(f"{path} holds {list(rows.shape)}, and {list(shape)} is wanted")
+        raise errors.InvalidArgumentError(f"{path} holds {list(rows.shape)}, and {list(shape)} is wanted")
     return rows

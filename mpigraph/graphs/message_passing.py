@@ -6,28 +6,16 @@ from typing import TypeAlias
 import torch
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs import messages as kinds
 from mpigraph.graphs.aggregate import InEdges, aggregate, reduce_rows
 from mpigraph.graphs.face import check_range, node_type
 from mpigraph.graphs.fields import ALL, EdgeType, Frame, IdsLike
 from mpigraph.graphs.in_memory import InMemoryGraph
-from mpigraph.graphs.messages import (
-    EdgeBatch,
-    EdgeFunction,
-    Gathered,
-    Message,
-    NodeBatch,
-    NodeFunction,
-    Reduce,
-    check_functions,
-    check_rows,
-    edge_values,
-    node_ids,
-)
 from mpigraph.metadata.schema import Relation
 
-MessageFunction: TypeAlias = Message | EdgeFunction
+MessageFunction: TypeAlias = kinds.Message | kinds.EdgeFunction
 """Built in, or a function of a batch of edges."""
-ReduceFunction: TypeAlias = Reduce | NodeFunction
+ReduceFunction: TypeAlias = kinds.Reduce | kinds.NodeFunction
 """Built in, or a function of a batch of nodes with a mailbox."""
 _CROSS_REDUCERS = ("sum", "mean", "max", "min", "stack")
 
@@ -42,7 +30,7 @@ class MessagePassing(InMemoryGraph):
         self,
         message_func: MessageFunction,
         reduce_func: ReduceFunction,
-        apply_node_func: NodeFunction | None = None,
+        apply_node_func: kinds.NodeFunction | None = None,
         etype: EdgeType = None,
     ) -> None:
         """Send messages along the edges and reduce them at the destinations.
@@ -66,7 +54,7 @@ class MessagePassing(InMemoryGraph):
                 functions over several relations.
             FieldNameError: a field does not exist.
         """
-        check_functions(message_func, reduce_func)
+        kinds.check_functions(message_func, reduce_func)
         relations = self.canonical_etypes
         # one relation needs no second reduction over relations, and may use "mean" and any function
         if etype is not None or len(relations) == 1:
@@ -74,7 +62,7 @@ class MessagePassing(InMemoryGraph):
             self._frames.dst[relation[2]].update(self._reduced(relation, message_func, reduce_func))
             self._apply_to(apply_node_func, {relation[2]})
             return
-        if not isinstance(message_func, Message) or not isinstance(reduce_func, Reduce):
+        if not isinstance(message_func, kinds.Message) or not isinstance(reduce_func, kinds.Reduce):
             raise InvalidArgumentError(
                 "functions of your own over several relations need an etype, or multi_update_all with a pair for each"
             )
@@ -99,10 +87,10 @@ class MessagePassing(InMemoryGraph):
         self,
         etype_dict: Mapping[
             str | Relation,
-            tuple[MessageFunction, ReduceFunction] | tuple[MessageFunction, ReduceFunction, NodeFunction | None],
+            tuple[MessageFunction, ReduceFunction] | tuple[MessageFunction, ReduceFunction, kinds.NodeFunction | None],
         ],
         cross_reducer: str | Callable[[list[torch.Tensor]], torch.Tensor],
-        apply_node_func: NodeFunction | None = None,
+        apply_node_func: kinds.NodeFunction | None = None,
     ) -> None:
         """Send and reduce messages relation by relation, then reduce the results across relations.
 
@@ -126,12 +114,12 @@ class MessagePassing(InMemoryGraph):
                 needs = "(message function, reduce function[, function of nodes])"
                 raise InvalidArgumentError(f"relation {relation} needs {needs} (got {functions!r})")
             message, reduce, apply = functions if len(functions) == 3 else (*functions, None)
-            check_functions(message, reduce)
+            kinds.check_functions(message, reduce)
             results: Mapping[str, torch.Tensor] = self._reduced(relation, message, reduce)
             if apply is not None:
                 frame = self._frames.dst[relation[2]].copy()
                 frame.update(results)
-                results = apply(NodeBatch.of(frame, relation[2], self.device))
+                results = apply(kinds.NodeBatch.of(frame, relation[2], self.device))
             for name, values in results.items():
                 by_output.setdefault((relation[2], name), []).append(values)
         for (ntype, out), tensors in by_output.items():
@@ -161,14 +149,14 @@ class MessagePassing(InMemoryGraph):
         if chosen is not None:
             check_range(chosen, frames[2].num_rows, f"edge id of relation {relation}")
             src, dst = src[chosen], dst[chosen]
-        batch = EdgeBatch.of(frames, src, dst, chosen, relation)
-        if isinstance(func, Message):
-            results = {func.out: edge_values(func, batch)}
+        batch = kinds.EdgeBatch.of(frames, src, dst, chosen, relation)
+        if isinstance(func, kinds.Message):
+            results = {func.out: kinds.edge_values(func, batch)}
         else:
-            results = check_rows(func(batch), len(batch), "the function of edges")
+            results = kinds.check_rows(func(batch), len(batch), "the function of edges")
         _store(frames[2], results, chosen)
 
-    def apply_nodes(self, func: NodeFunction, v: IdsLike | str = ALL, ntype: str | None = None) -> None:
+    def apply_nodes(self, func: kinds.NodeFunction, v: IdsLike | str = ALL, ntype: str | None = None) -> None:
         """Compute new node features.
 
         Args:
@@ -185,32 +173,34 @@ class MessagePassing(InMemoryGraph):
         chosen = self._chosen(v, "node ids", "type is ntype=")
         if chosen is not None:
             check_range(chosen, frame.num_rows, f"node id of type {name!r}")
-        batch = NodeBatch.of(frame, name, self.device, chosen)
-        _store(frame, check_rows(func(batch), len(batch), "the function of nodes"), chosen)
+        batch = kinds.NodeBatch.of(frame, name, self.device, chosen)
+        _store(frame, kinds.check_rows(func(batch), len(batch), "the function of nodes"), chosen)
 
     def _reduced(
         self, relation: Relation, message: MessageFunction, reduce: ReduceFunction
     ) -> Mapping[str, torch.Tensor]:
-        if isinstance(message, Message) and isinstance(reduce, Reduce):
+        if isinstance(message, kinds.Message) and isinstance(reduce, kinds.Reduce):
             return {reduce.out: self._aggregated(relation, message, reduce)}
         in_edges = self.structure(relation)
-        if isinstance(message, Message):
-            edges = EdgeBatch.of(self._frames_of(relation), in_edges.indices, in_edges.dst, in_edges.perm)
-            messages = {message.out: edge_values(message, edges)}
+        if isinstance(message, kinds.Message):
+            edges = kinds.EdgeBatch.of(self._frames_of(relation), in_edges.indices, in_edges.dst, in_edges.perm)
+            messages = {message.out: kinds.edge_values(message, edges)}
         else:
-            batch = EdgeBatch.of(self._frames_of(relation), *self._coo(relation), etype=relation)
-            values = check_rows(message(batch), len(batch), "the message function")
+            batch = kinds.EdgeBatch.of(self._frames_of(relation), *self._coo(relation), etype=relation)
+            values = kinds.check_rows(message(batch), len(batch), "the message function")
             messages = {name: in_edges.to_csc_order(rows) for name, rows in values.items()}
-        if not isinstance(reduce, Reduce):
+        if not isinstance(reduce, kinds.Reduce):
             return _reduce_by_degree(in_edges, messages, self._frames.dst[relation[2]], relation[2], reduce)
         if reduce.msg not in messages:
             raise InvalidArgumentError(f"the messages are called {list(messages)} but {reduce.msg!r} is reduced")
         return {reduce.out: reduce_rows(in_edges, messages[reduce.msg], reduce.op)}
 
-    def _aggregated(self, relation: Relation, message: Message, reduce: Reduce, empty: float = 0.0) -> torch.Tensor:
+    def _aggregated(
+        self, relation: Relation, message: kinds.Message, reduce: kinds.Reduce, empty: float = 0.0
+    ) -> torch.Tensor:
         return aggregate(self.structure(relation), self._frames_of(relation), message, reduce, empty)
 
-    def _apply_to(self, func: NodeFunction | None, ntypes: set[str]) -> None:
+    def _apply_to(self, func: kinds.NodeFunction | None, ntypes: set[str]) -> None:
         if func is not None:
             for ntype in sorted(ntypes):
                 self.apply_nodes(func, ntype=ntype)
@@ -241,7 +231,7 @@ def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def _reduce_by_degree(
-    in_edges: InEdges, messages: Mapping[str, torch.Tensor], frame: Frame, ntype: str, func: NodeFunction
+    in_edges: InEdges, messages: Mapping[str, torch.Tensor], frame: Frame, ntype: str, func: kinds.NodeFunction
 ) -> dict[str, torch.Tensor]:
     """Call a reduce function once for all destinations of each in-degree above 0; those without in-edges get 0.
 
@@ -267,7 +257,7 @@ def _bucket(
     messages: Mapping[str, torch.Tensor],
     frame: Frame,
     ntype: str,
-    func: NodeFunction,
+    func: kinds.NodeFunction,
     nodes: torch.Tensor,
     degree: int,
 ) -> dict[str, torch.Tensor]:
@@ -277,8 +267,8 @@ def _bucket(
         name: values.index_select(0, edges).reshape(len(nodes), degree, *values.shape[1:])
         for name, values in messages.items()
     }
-    batch = NodeBatch(Gathered(frame, nodes), node_ids(frame, nodes, nodes.device), mailbox, ntype)
-    return check_rows(func(batch), len(nodes), "the reduce function")
+    batch = kinds.NodeBatch(kinds.Gathered(frame, nodes), kinds.node_ids(frame, nodes, nodes.device), mailbox, ntype)
+    return kinds.check_rows(func(batch), len(nodes), "the reduce function")
 
 
 def _in_place(order: torch.Tensor, zero_in_degree: int, parts: list[torch.Tensor]) -> torch.Tensor:

@@ -6,16 +6,8 @@ from typing import Any
 import numpy as np
 
 from mpigraph.compiling import REPORT
-from mpigraph.kernels import cache, row_ops, row_slots
+from mpigraph.kernels import cache, csr, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.csr import (
-    bad_source,
-    by_key,
-    find_in_rows,
-    hash_of_degrees,
-    hash_of_sources,
-    keys_of_rows,
-)
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint, hash_each, sum_of_hashes, told_apart
 from mpigraph.kernels.row_slots import add_reads, split_local
@@ -63,17 +55,17 @@ def _of_draws() -> Iterator[_Call]:
     counts = np.zeros(2, np.int64)
     dst, edges = Destinations(_IDS, _IDS, 1, False, key), Edges(_INDPTR, 0)
     rows = Candidates(*(np.zeros(2, np.int64) for _ in Candidates._fields))
-    yield keys_of_rows, key[0], _IDS, True, key[:0], _IDS, np.empty(2, np.uint64)
+    yield csr.keys_of_rows, key[0], _IDS, True, key[:0], _IDS, np.empty(2, np.uint64)
     yield count, dst, edges, _IDS, rows, counts
     yield choose, dst, edges, _IDS, rows, _INDPTR, counts
     for dtype in (np.int32, np.int64):
         indices = np.zeros(2, dtype)
         yield copy_neighbours, indices, _IDS, _INDPTR, 0, counts, np.empty(2, dtype)
-        yield find_in_rows, _INDPTR, indices, 0, _IDS, _IDS, _IDS, np.empty(2, np.bool_)
-        yield bad_source, _INDPTR, indices, 2
-        yield hash_of_sources, indices
-    yield hash_of_degrees, counts, 0
-    yield by_key, _IDS, 2
+        yield csr.find_in_rows, _INDPTR, indices, 0, _IDS, _IDS, _IDS, np.empty(2, np.bool_)
+        yield csr.bad_source, _INDPTR, indices, 2
+        yield csr.hash_of_sources, indices
+    yield csr.hash_of_degrees, counts, 0
+    yield csr.by_key, _IDS, 2
 
 
 def _of_ids() -> Iterator[_Call]:

@@ -17,21 +17,10 @@ from mpigraph.graphs.aggregate import edge_dots, spmm
 from mpigraph.graphs.message_passing import combine
 from mpigraph.graphs.messages import take_rows
 from mpigraph.metadata.schema import Relation, escape
+from mpigraph.nn import typed
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import softmax_rows
 from mpigraph.nn.layers import source_and_destination
-from mpigraph.nn.typed import (
-    TypedEdges,
-    TypedFeatures,
-    TypedGraph,
-    TypedLinear,
-    TypedRows,
-    Types,
-    checked_types,
-    grouped_product,
-    is_typed,
-    sides,
-)
 
 Aggregate = Callable[[list[torch.Tensor], str], torch.Tensor]
 
@@ -72,8 +61,8 @@ class HeteroGraphConv(nn.Module):
 
     def forward(
         self,
-        g: TypedGraph,
-        inputs: TypedFeatures,
+        g: typed.TypedGraph,
+        inputs: typed.TypedFeatures,
         mod_args: Mapping[Any, tuple[Any, ...]] | None = None,
         mod_kwargs: Mapping[Any, Mapping[str, Any]] | None = None,
     ) -> dict[str, torch.Tensor]:
@@ -92,7 +81,7 @@ class HeteroGraphConv(nn.Module):
         Raises:
             EdgeTypeError: there is no module for a relation.
         """
-        src_inputs, dst_inputs = sides(g, inputs)
+        src_inputs, dst_inputs = typed.sides(g, inputs)
         by_type: dict[str, list[torch.Tensor]] = {ntype: [] for ntype in g.dsttypes}
         idle = dict(self.mods.items())
         unread = dict(src_inputs)
@@ -183,7 +172,7 @@ class RelGraphConv(nn.Module):
         super().__init__()
         if regularizer is not None and num_bases is None:
             num_bases = num_rels
-        self.linear_r = TypedLinear(in_feat, out_feat, num_rels, regularizer, num_bases)
+        self.linear_r = typed.TypedLinear(in_feat, out_feat, num_rels, regularizer, num_bases)
         self.activation = activation
         self.register_parameter("h_bias", nn.Parameter(torch.zeros(out_feat)) if bias else None)
         self.layer_norm_weight = nn.LayerNorm(out_feat) if layer_norm else None
@@ -202,7 +191,13 @@ class RelGraphConv(nn.Module):
             nn.init.xavier_uniform_(self.loop_weight, gain=nn.init.calculate_gain("relu"))
 
     def forward(
-        self, g: TypedGraph, feat: Any, etypes: Types | None = None, norm: Any = None, *, presorted: bool = False
+        self,
+        g: typed.TypedGraph,
+        feat: Any,
+        etypes: typed.Types | None = None,
+        norm: Any = None,
+        *,
+        presorted: bool = False,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Apply the layer.
 
@@ -222,18 +217,18 @@ class RelGraphConv(nn.Module):
             InvalidArgumentError: ``etypes`` is missing, wrong or without meaning; features of a type are missing.
         """
         num_rels = self.linear_r.num_types
-        if is_typed(feat) != (etypes is None):
+        if typed.is_typed(feat) != (etypes is None):
             raise InvalidArgumentError("etypes go with features in one tensor, and not with features by node type")
         if etypes is None:
-            rows = TypedRows.of(g, feat)
+            rows = typed.TypedRows.of(g, feat)
             weights = None if norm is None else _joined_weights(g, norm, rows.src)
-            edges = TypedEdges.of_relations(g, num_rels)
+            edges = typed.TypedEdges.of_relations(g, num_rels)
             return rows.by_type(self._convolved(edges, rows.src, rows.dst, weights))
         src, dst = source_and_destination(g, feat)
-        return self._convolved(TypedEdges.of_types(g, etypes, num_rels), src, dst, norm)
+        return self._convolved(typed.TypedEdges.of_types(g, etypes, num_rels), src, dst, norm)
 
     def _convolved(
-        self, edges: TypedEdges, src: torch.Tensor, dst: torch.Tensor, norm: torch.Tensor | None
+        self, edges: typed.TypedEdges, src: torch.Tensor, dst: torch.Tensor, norm: torch.Tensor | None
     ) -> torch.Tensor:
         num_edges = edges.cells.num_edges
         if norm is not None and norm.numel() != num_edges:
@@ -253,7 +248,7 @@ class RelGraphConv(nn.Module):
 
 
 def _joined_weights(
-    graph: TypedGraph, weights: Mapping[str | Relation, torch.Tensor], like: torch.Tensor
+    graph: typed.TypedGraph, weights: Mapping[str | Relation, torch.Tensor], like: torch.Tensor
 ) -> torch.Tensor:
     """Concatenate edge weights, [num_edges] by relation, relation by relation; 1 where none are given.
 
@@ -315,13 +310,13 @@ class HGTConv(nn.Module):
         self.num_ntypes = num_ntypes
         self.num_etypes = num_etypes
         width = head_size * num_heads
-        self.linear_k = TypedLinear(in_size, width, num_ntypes)
-        self.linear_q = TypedLinear(in_size, width, num_ntypes)
-        self.linear_v = TypedLinear(in_size, width, num_ntypes)
-        self.linear_a = TypedLinear(width, width, num_ntypes)
+        self.linear_k = typed.TypedLinear(in_size, width, num_ntypes)
+        self.linear_q = typed.TypedLinear(in_size, width, num_ntypes)
+        self.linear_v = typed.TypedLinear(in_size, width, num_ntypes)
+        self.linear_a = typed.TypedLinear(width, width, num_ntypes)
         self.relation_pri = nn.ParameterList(nn.Parameter(torch.ones(num_etypes)) for _ in range(num_heads))
-        self.relation_att = nn.ModuleList(TypedLinear(head_size, head_size, num_etypes) for _ in range(num_heads))
-        self.relation_msg = nn.ModuleList(TypedLinear(head_size, head_size, num_etypes) for _ in range(num_heads))
+        self.relation_att = nn.ModuleList(typed.TypedLinear(head_size, head_size, num_etypes) for _ in range(num_heads))
+        self.relation_msg = nn.ModuleList(typed.TypedLinear(head_size, head_size, num_etypes) for _ in range(num_heads))
         self.skip = nn.Parameter(torch.ones(num_ntypes))
         self.drop = Dropout(dropout)
         self.norm = nn.LayerNorm(width) if use_norm else None
@@ -331,10 +326,10 @@ class HGTConv(nn.Module):
 
     def forward(
         self,
-        g: TypedGraph,
-        x: torch.Tensor | TypedFeatures,
-        ntype: Types | None = None,
-        etype: Types | None = None,
+        g: typed.TypedGraph,
+        x: torch.Tensor | typed.TypedFeatures,
+        ntype: typed.Types | None = None,
+        etype: typed.Types | None = None,
         *,
         presorted: bool = False,
     ) -> torch.Tensor | dict[str, torch.Tensor]:
@@ -358,44 +353,44 @@ class HGTConv(nn.Module):
             if ntype is None or etype is None:
                 raise InvalidArgumentError("ntype and etype go with features in one tensor")
             return self._of_one_tensor(g, x, ntype, etype, presorted)
-        if not is_typed(x) or ntype is not None or etype is not None:
+        if not typed.is_typed(x) or ntype is not None or etype is not None:
             raise InvalidArgumentError("features are one tensor, or go by node type without ntype and etype")
-        rows = TypedRows.of(g, x, self.num_ntypes)
-        return rows.by_type(self._convolved(TypedEdges.of_relations(g, self.num_etypes), rows))
+        rows = typed.TypedRows.of(g, x, self.num_ntypes)
+        return rows.by_type(self._convolved(typed.TypedEdges.of_relations(g, self.num_etypes), rows))
 
     def _of_one_tensor(
-        self, g: TypedGraph, x: torch.Tensor, ntype: Types, etype: Types, presorted: bool
+        self, g: typed.TypedGraph, x: torch.Tensor, ntype: typed.Types, etype: typed.Types, presorted: bool
     ) -> torch.Tensor:
         """Sort the nodes by type, once for all linear maps, and renumber the ends of the edges."""
         src, dst = source_and_destination(g, x)
-        types = checked_types(ntype, src.shape[0], self.num_ntypes, "ntype", src.device)
-        edges = TypedEdges.of_types(g, etype, self.num_etypes)
+        types = typed.checked_types(ntype, src.shape[0], self.num_ntypes, "ntype", src.device)
+        edges = typed.TypedEdges.of_types(g, etype, self.num_etypes)
         dst_types = types[: dst.shape[0]]
         src_counts, dst_counts = (torch.bincount(t, minlength=self.num_ntypes) for t in (types, dst_types))
         if presorted:
-            return self._convolved(edges, TypedRows(src, dst, src_counts, dst_counts, {}))
+            return self._convolved(edges, typed.TypedRows(src, dst, src_counts, dst_counts, {}))
         order = torch.argsort(types, stable=True)
         dst_order = torch.argsort(dst_types, stable=True) if g.is_block else order
         sorted_src = src.index_select(0, order)
         sorted_dst = dst.index_select(0, dst_order) if g.is_block else sorted_src
         place = _inverse(dst_order)
         edges = edges.renumbered(_inverse(order), place)
-        rows = TypedRows(sorted_src, sorted_dst, src_counts, dst_counts, {})
+        rows = typed.TypedRows(sorted_src, sorted_dst, src_counts, dst_counts, {})
         return self._convolved(edges, rows).index_select(0, place)
 
-    def _convolved(self, edges: TypedEdges, rows: TypedRows) -> torch.Tensor:
+    def _convolved(self, edges: typed.TypedEdges, rows: typed.TypedRows) -> torch.Tensor:
         """Apply the layer to joined types: [num_dst, head_size * num_heads]."""
         keys = self._by_head(self.linear_k.of_groups(rows.src, rows.src_counts))
         values = self._by_head(self.linear_v.of_groups(rows.src, rows.src_counts))
         # <k_u W_att, q_v> = <k_u, q_v W_att^T>: the matrix meets one query for each cell, not one key for each edge
         queries = take_rows(self.linear_q.of_groups(rows.dst, rows.dst_counts), edges.cell_dst)
-        queries = self._by_head(grouped_product(queries, self._scoring(), edges.cell_counts))
+        queries = self._by_head(typed.grouped_product(queries, self._scoring(), edges.cell_counts))
         scores = edge_dots(edges.cells, keys, queries)
         # over all edges into a destination, whatever their relation
         attention = softmax_rows(scores, edges.cell_dst.index_select(0, edges.cells.dst), edges.num_dst)
         # W_msg too is applied after the sum within cells, since it is linear
         sums = spmm(edges.cells, values, attention).flatten(1)
-        h = edges.to_destinations(grouped_product(sums, _by_relation(self.relation_msg), edges.cell_counts))
+        h = edges.to_destinations(typed.grouped_product(sums, _by_relation(self.relation_msg), edges.cell_counts))
         h = self.drop(self.linear_a.of_groups(h, rows.dst_counts))
         own = rows.dst if self.in_size == h.shape[1] else rows.dst @ self.residual_w
         gate = torch.repeat_interleave(torch.sigmoid(self.skip), rows.dst_counts, output_size=h.shape[0])

@@ -17,15 +17,7 @@ from mpigraph.partition.relabel import Arrivals, EdgeTable
 from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle
 from mpigraph.partition.source import Feature, joined_rows
-from mpigraph.storage.format import (
-    edge_feature_name,
-    index_dtype,
-    node_feature_name,
-    node_orig_ids_name,
-    relation_dataset_name,
-    shared_dataset_name,
-    shared_feature_name,
-)
+from mpigraph.storage import format as stored
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
@@ -99,11 +91,11 @@ class PartWriter:
         count = int(np.diff(self.arrivals.numbering.offsets[ntype_id])[part])
         of = partial(_Column.of, count=count, shuffle=shuffle)
         columns = [
-            of(feats, node_feature_name(ntype, name), name=name, features=[feature])
+            of(feats, stored.node_feature_name(ntype, name), name=name, features=[feature])
             for name, feature in source.node_feats.get(ntype, {}).items()
         ]
         ids = [] if source.node_ids is None else [Feature(source.node_ids[ntype_id], "int64")]
-        columns.append(of(graph, node_orig_ids_name(ntype), name=ORIGINAL_IDS, features=ids))
+        columns.append(of(graph, stored.node_orig_ids_name(ntype), name=ORIGINAL_IDS, features=ids))
         for records in shuffle.take(part):
             for column in columns:
                 column.write(records, records["number"].astype(np.int64), np.array([0, len(records)]))
@@ -114,8 +106,8 @@ class PartWriter:
         relations = table.relations
         is_own = len(relations) == 1
         key = relation_key(source.schema.relations[relations[0]])
-        name_of = partial(relation_dataset_name, key) if is_own else shared_dataset_name
-        width = index_dtype(source.num_nodes[table.ends[0, 0]] if is_own else max(source.num_nodes))
+        name_of = partial(stored.relation_dataset_name, key) if is_own else stored.shared_dataset_name
+        width = stored.index_dtype(source.num_nodes[table.ends[0, 0]] if is_own else max(source.num_nodes))
         counts = self.arrivals.counts[part]
         count = int(counts[relations].sum())
         ends = {
@@ -149,12 +141,12 @@ class PartWriter:
         source = self.arrivals.source
         places = {relation: place for place, relation in enumerate(table.relations)}
         shared = source.shared_features if len(places) > 1 else []
-        groups = [(shared_feature_name(name), name, relations) for name, relations in shared]
+        groups = [(stored.shared_feature_name(name), name, relations) for name, relations in shared]
         done = {(relation, name) for _, name, relations in groups for relation in relations}
         keys = {r: relation_key(source.schema.relations[r]) for r in places if source.edge_feats}
         for relation, key in keys.items():
             names = (name for name in source.edge_feats.get(key, {}) if (relation, name) not in done)
-            groups += [(edge_feature_name(key, name), name, (relation,)) for name in names]
+            groups += [(stored.edge_feature_name(key, name), name, (relation,)) for name in names]
         columns = []
         for dataset, name, relations in groups:
             features = [source.edge_feats[keys[relation]][name] for relation in relations]

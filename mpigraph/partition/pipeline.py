@@ -33,29 +33,11 @@ from mpigraph.errors import ShardFormatError
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
+from mpigraph.partition import options, output_folder
 from mpigraph.partition.assign import METHODS
 from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.loops import asymmetry_of_edges
-from mpigraph.partition.options import (
-    Choice,
-    Digest,
-    check_assignment,
-    check_options,
-    check_same,
-    word_of,
-    word_of_tables,
-)
-from mpigraph.partition.output_folder import (
-    Leftovers,
-    Sizes,
-    bytes_of_parts,
-    check_vacant,
-    check_writable,
-    remove_other_graphs,
-    remove_parts,
-    sole_writer,
-)
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
@@ -158,20 +140,22 @@ def partition_source(
     with ExitStack() as stack:
         with exchange.together(f"partitioning {graph_name!r}"):
             if assignment is None:
-                check_options(graph_name, num_parts, part_method, objtype, seed)
+                options.check_options(graph_name, num_parts, part_method, objtype, seed)
             else:
-                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+                options.check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
             infos = narrowed(*feature_infos(source), feat_dtype)
             if exchange.rank == 0:
-                check_writable(out)
+                output_folder.check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
-                stack.callback(sole_writer(out).discard)
+                stack.callback(output_folder.sole_writer(out).discard)
                 if not overwrite:
-                    check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
-                there = bytes_of_parts(out, num_parts) if resume else 0
+                    output_folder.check_vacant(
+                        out, graph_name, output_folder.Sizes(sum(source.num_nodes), sum(source.edge_counts))
+                    )
+                there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
-        check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
+        method = options.Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
+        options.check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
         source = narrowed_source(source, infos)
         return _Run(
             source, graph_name, method, balance_classes or {}, assignment, out, exchange, scratch or Scratch(out),
@@ -185,7 +169,7 @@ class _Run:
 
     source: GraphSource
     graph_name: str
-    method: Choice
+    method: options.Choice
     classes: Mapping[str, Array]
     assignment: Array | None
     out: Path
@@ -194,14 +178,14 @@ class _Run:
     progress: Progress
     resume: bool
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
-    left: Leftovers = field(init=False)
+    left: output_folder.Leftovers = field(init=False)
     finished: bool = field(init=False, default=False)  # the run before has ended
     took_assignment: bool = field(init=False, default=False)
     both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
 
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
-        self.left = Leftovers(self.out, self.graph_name)
+        self.left = output_folder.Leftovers(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
         num_parts = self.method.num_parts
@@ -209,12 +193,12 @@ class _Run:
         (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
         topology = self.check_edges()
         parts, balance = self.assign(topology)
-        digest = Digest(self.exchange)
+        digest = options.Digest(self.exchange)
         digest.add(0, int(self.bounds[self.exchange.rank]), parts)
-        identity = word_of(topology, self.graph_name, num_parts, digest.total())
+        identity = options.word_of(topology, self.graph_name, num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
         del parts
-        content = word_of(identity, word_of_tables(self.source, self.exchange))
+        content = options.word_of(identity, options.word_of_tables(self.source, self.exchange))
         done = self.complete_parts(content)
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
@@ -234,7 +218,7 @@ class _Run:
         """Check the ends of all edges; return a hash of the types and the edges."""
         source = self.source
         exchange = self.exchange
-        digest = Digest(exchange)
+        digest = options.Digest(exchange)
         total = sum(source.edge_counts)
         done = 0
         skew = 0
@@ -252,7 +236,7 @@ class _Run:
             self.progress("check edges", total, total)
         self.both_ways = sum(exchange.gather_json(skew)) % 2**64 == 0
         schema = source.schema
-        return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
+        return options.word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
         """Return int32[own nodes], the part of each, and the balance; rank 0 keeps the parts of all in a file."""
@@ -298,13 +282,13 @@ class _Run:
                 self.left.write_assignment(word, whole)
 
     def word_of_assignment(self, topology: str) -> str:
-        digest = Digest(self.exchange)
+        digest = options.Digest(self.exchange)
         with self.exchange.together("reading balance classes"):
             for number, (_, classes) in enumerate(sorted(self.classes.items())):
                 flat = np.asarray(classes).reshape(-1)
                 begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
                 digest.add(number, int(begin), flat[begin:end].astype(np.int64))
-        return word_of(topology, self.method, sorted(self.classes), digest.total())
+        return options.word_of(topology, self.method, sorted(self.classes), digest.total())
 
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
@@ -336,8 +320,8 @@ class _Run:
         with self.exchange.together("removing files of earlier runs"), storage_errors(self.out):
             if self.exchange.rank == 0:
                 # the configuration last: without it the parts would be those of a killed run
-                remove_parts(self.out, done)
-                remove_other_graphs(self.out, self.graph_name)
+                output_folder.remove_parts(self.out, done)
+                output_folder.remove_other_graphs(self.out, self.graph_name)
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
 
     def tell_that_nothing_is_taken_up(self) -> None:

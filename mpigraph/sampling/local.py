@@ -18,17 +18,7 @@ from mpigraph.kernels.csr import by_key, find_in_rows, find_rows, keys_of_rows, 
 from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.mpi.messages import HEAD
-from mpigraph.sampling.protocol import (
-    AnyRequest,
-    EdgeQuery,
-    SampledRows,
-    SamplingRequest,
-    edges_in,
-    pack_answer,
-    row_arrays,
-    sums,
-    unpack_requests,
-)
+from mpigraph.sampling import protocol
 from mpigraph.sampling.strategies import Draw, OwnedRows, Strategy
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
@@ -135,7 +125,7 @@ class LocalSampling:
     def __init__(
         self,
         state: Store,
-        request: SamplingRequest,
+        request: protocol.SamplingRequest,
         by_host: PositionsByHost,
         buffers: Buffers,
         workers: Workers,
@@ -237,13 +227,13 @@ class LocalSampling:
         self, host: int, edges: Adjacency, first: int, ids: I64, numbers: I64, keys: U64, span: slice
     ) -> OwnedRows:
         begin = int(self._topology.edges.offsets[host]) + first
-        excluded = edges_in(self._request.excluded, begin, begin + len(edges.indices)) - begin
+        excluded = protocol.edges_in(self._request.excluded, begin, begin + len(edges.indices)) - begin
         return OwnedRows(host, edges, ids, numbers, keys, excluded, Candidates(*(of[span] for of in self._scratch)))
 
-    def finish(self) -> SampledRows:
+    def finish(self) -> protocol.SampledRows:
         """Draw; the next request with this number overwrites the sources."""
         request, buffers = self._request, self._buffers
-        offsets = sums(self._counts)
+        offsets = protocol.sums(self._counts)
         total = int(offsets[-1])
         src = buffers.take(f"src {self._number}", total, self._topology.dtype)
         picks = np.empty(total, np.int64) if request.want_eids else buffers.take("picks", total)
@@ -261,7 +251,7 @@ class LocalSampling:
             shifts = self._topology.id_shifts(listed.relations, listed.hosts)
             picks[offsets[begin] :] += np.repeat(shifts, self._counts[begin:])
         edges = picks if request.want_eids else picks[:0]
-        return SampledRows(self._dense, listed.relations, listed.at, self._counts, offsets, src, edges)
+        return protocol.SampledRows(self._dense, listed.relations, listed.at, self._counts, offsets, src, edges)
 
 
 class _Listed(NamedTuple):
@@ -286,7 +276,7 @@ class _Listed(NamedTuple):
         return cls(_NONE, _NONE, _NONE, _NONE, _NONE)
 
     @classmethod
-    def find(cls, topology: Topology, request: SamplingRequest, by_host: PositionsByHost) -> "_Listed":
+    def find(cls, topology: Topology, request: protocol.SamplingRequest, by_host: PositionsByHost) -> "_Listed":
         """Find the rows of a request on local hosts."""
         parts = []
         for host, positions in by_host:
@@ -294,7 +284,7 @@ class _Listed(NamedTuple):
             first, counts = np.empty((2, len(positions)), np.int64)
             of_nodes = (listed.order, listed.nodes, listed.row_begins, request.chosen)
             find_rows(request.ids, positions, listed.first_node, *of_nodes, first, counts)
-            bounds = sums(counts)
+            bounds = protocol.sums(counts)
             relations, rows = np.empty((2, int(bounds[-1])), np.int64)
             ends = np.empty(2 * len(rows), np.int64)
             begins = (listed.row_begins, listed.edge_begins, listed.indptr_begins)
@@ -307,7 +297,7 @@ class _Listed(NamedTuple):
         return cls(hosts[order], relations[order], rows[order], at[order], ends[order].ravel())
 
 
-def rows_in_order(relations: I64, at: I64, request: SamplingRequest) -> I64:
+def rows_in_order(relations: I64, at: I64, request: protocol.SamplingRequest) -> I64:
     """Return the order of rows of some relations (int64[m]) by relation, and by the position (int64[m]) there."""
     if not len(at):  # the first sort would pass over all destinations
         return at
@@ -316,8 +306,8 @@ def rows_in_order(relations: I64, at: I64, request: SamplingRequest) -> I64:
 
 
 def merged(
-    request: SamplingRequest, parts: Sequence[tuple[I64, SampledRows]], buffers: Buffers, number: int
-) -> SampledRows:
+    request: protocol.SamplingRequest, parts: Sequence[tuple[I64, protocol.SampledRows]], buffers: Buffers, number: int
+) -> protocol.SampledRows:
     """Merge the rows that hosts found for a request, in the order of its destinations.
 
     Args:
@@ -339,17 +329,19 @@ def merged(
         places.append(np.concatenate([to_dense, to_listed[done : done + len(rows.at)]]))
         counts[places[-1]] = rows.counts
         done += len(rows.at)
-    offsets = sums(counts)
+    offsets = protocol.sums(counts)
     src = buffers.take(f"merged {number}", int(offsets[-1]), parts[0][1].src.dtype)
     eids = np.empty(len(src) if request.want_eids else 0, np.int64)
     for to, (_, rows) in zip(places, parts, strict=True):
         place_ragged(rows.src, to, rows.counts, offsets, src)
         if request.want_eids:
             place_ragged(rows.edges, to, rows.counts, offsets, eids)
-    return SampledRows(dense, relations[order], at[order], counts, offsets, src, eids)
+    return protocol.SampledRows(dense, relations[order], at[order], counts, offsets, src, eids)
 
 
-def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, exist: Mask) -> None:
+def look_up_edges(
+    state: Store, query: protocol.EdgeQuery, by_host: PositionsByHost, workers: Workers, exist: Mask
+) -> None:
     """Fill ``exist`` (bool[n]) for the edges of local hosts."""
     topology = state.graph_of_number[query.graph].topology
     for host, positions in by_host:
@@ -403,20 +395,20 @@ class Answers:
             CollectiveError: the words are malformed.
         """
         arrays: list[Array] = []
-        for number, request in enumerate(unpack_requests(words)):
+        for number, request in enumerate(protocol.unpack_requests(words)):
             self._state.graph(request.graph)  # raises if this rank has not opened it
             arrays += self._arrays(request, number)
-        return pack_answer(arrays, HEAD)
+        return protocol.pack_answer(arrays, HEAD)
 
-    def _arrays(self, request: AnyRequest, number: int) -> list[Array]:
+    def _arrays(self, request: protocol.AnyRequest, number: int) -> list[Array]:
         """Return the arrays that answer a request, which has this number in its message."""
         state, host = self._state, self._state.world.host_index
         by_host = [(host, self._buffers.arange(len(request.ids)))]
-        if isinstance(request, EdgeQuery):
+        if isinstance(request, protocol.EdgeQuery):
             exist = np.empty(len(request.ids), np.bool_)
             look_up_edges(state, request, by_host, self._workers, exist)
             return [exist]
         topology = state.graph_of_number[request.graph].topology
         rows = LocalSampling(state, request, by_host, self._buffers, self._workers, number, answers=True).finish()
         listed = np.flatnonzero(request.chosen & topology.listed)
-        return row_arrays(request, rows, listed, topology.num_edges(host))
+        return protocol.row_arrays(request, rows, listed, topology.num_edges(host))

@@ -14,25 +14,7 @@ from mpigraph.arrays import I64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.compact import LocalIds, TreeIds
 from mpigraph.kernels.row_ops import split_by_range
-from mpigraph.sampling.local import (
-    Buffers,
-    LocalSampling,
-    PositionsByHost,
-    Workers,
-    look_up_edges,
-    merged,
-)
-from mpigraph.sampling.protocol import (
-    AnswerReader,
-    AnyRequest,
-    EdgeQuery,
-    SampledNeighbors,
-    SampledRows,
-    SamplingRequest,
-    edges_in,
-    pack_query,
-    pack_request,
-)
+from mpigraph.sampling import local as draws, protocol
 from mpigraph.store.store import LoadedGraph, Store
 from mpigraph.store.topology import Topology
 
@@ -56,18 +38,18 @@ class NeighborService:
         self.rounds = 0
         self._state = state
         self._world = state.world
-        self._buffers = Buffers()
-        self._workers = Workers(state.world.config.num_worker_threads)
+        self._buffers = draws.Buffers()
+        self._workers = draws.Workers(state.world.config.num_worker_threads)
         self._local_ids: dict[int, list[LocalIds]] = {}
         self._tree_ids: dict[int, list[TreeIds]] = {}
 
     def use_threads(self, num_threads: int) -> None:
         """Sample local neighbours with this many threads from now on."""
         if num_threads != self._workers.num_threads:
-            self._workers = Workers(num_threads)
+            self._workers = draws.Workers(num_threads)
 
     @collective("the trainers", WHEN_REMOTE)
-    def sample(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
+    def sample(self, requests: Sequence[protocol.SamplingRequest]) -> dict[int, protocol.SampledNeighbors]:
         """Sample all requests of one hop.
 
         Remote hosts answer while this rank draws the local neighbours; then both are merged.
@@ -79,28 +61,28 @@ class NeighborService:
             The neighbours by relation id, ascending, without relations of few edges that found none; the next
             call overwrites their sources.
         """
-        local, remote = dict[int, PositionsByHost](), dict[int, PositionsByHost]()
+        local, remote = dict[int, draws.PositionsByHost](), dict[int, draws.PositionsByHost]()
         for dst, by_host in self._by_destination(requests).items():
             local[dst], remote[dst] = self._split(by_host)
         drawing = [self._begin(r, local[r.dst], k) for k, r in enumerate(requests)]
-        drawn: list[SampledRows] = []
+        drawn: list[protocol.SampledRows] = []
         readers = self._ask(self._pack(requests, remote), lambda: drawn.extend(draw() for draw in drawing))
         return self._joined(requests, drawn, remote, readers)
 
-    def _ask(self, lists: dict[int, list[I64]], meanwhile: Callable[[], None]) -> dict[int, AnswerReader]:
+    def _ask(self, lists: dict[int, list[I64]], meanwhile: Callable[[], None]) -> dict[int, protocol.AnswerReader]:
         """Ask ranks, each in one message of some arrays; return the readers of their answers."""
         self.rounds += 1
         words = {rank: np.concatenate([_FREE, *arrays]) for rank, arrays in lists.items()}
         answers = self._state.exchange.ask(words, meanwhile, f"sampling round {self.rounds} of {self.purpose}")
-        return {rank: AnswerReader(answer) for rank, answer in answers.items()}
+        return {rank: protocol.AnswerReader(answer) for rank, answer in answers.items()}
 
-    def sample_local(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
+    def sample_local(self, requests: Sequence[protocol.SamplingRequest]) -> dict[int, protocol.SampledNeighbors]:
         """As :meth:`sample`, where this node has the in-edges of all destinations; local."""
         hosts_of = self._by_destination(requests)
         return self._joined(requests, [self._begin(r, hosts_of[r.dst], k)() for k, r in enumerate(requests)], {}, {})
 
     @collective("the trainers", WHEN_REMOTE)
-    def has_edges(self, queries: list[EdgeQuery], local: bool) -> list[Mask]:
+    def has_edges(self, queries: list[protocol.EdgeQuery], local: bool) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
         Args:
@@ -115,7 +97,7 @@ class NeighborService:
 
         def look_local() -> None:
             for query, (here, _), out in zip(queries, by_host, exist, strict=True):
-                look_up_edges(self._state, query, here, self._workers, out)
+                draws.look_up_edges(self._state, query, here, self._workers, out)
 
         if local:
             look_local()
@@ -123,7 +105,7 @@ class NeighborService:
         lists: dict[int, list[I64]] = {}
         for query, (_, remote) in zip(queries, by_host, strict=True):
             for host, positions in remote:
-                lists.setdefault(int(self._world.hosts[host]), []).extend(pack_query(query, positions))
+                lists.setdefault(int(self._world.hosts[host]), []).extend(protocol.pack_query(query, positions))
         readers = self._ask(lists, look_local)
         for out, (_, remote) in zip(exist, by_host, strict=True):
             for host, positions in remote:
@@ -143,19 +125,21 @@ class NeighborService:
             self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
         return self._tree_ids[graph.number]
 
-    def _begin(self, request: SamplingRequest, by_host: PositionsByHost, number: int) -> Callable[[], SampledRows]:
+    def _begin(
+        self, request: protocol.SamplingRequest, by_host: draws.PositionsByHost, number: int
+    ) -> Callable[[], protocol.SampledRows]:
         """Count the neighbours of a request on local hosts; return what draws them."""
-        return LocalSampling(self._state, request, by_host, self._buffers, self._workers, number).finish
+        return draws.LocalSampling(self._state, request, by_host, self._buffers, self._workers, number).finish
 
     def _joined(
         self,
-        requests: Sequence[SamplingRequest],
-        drawn: Sequence[SampledRows],
-        remote: dict[int, PositionsByHost],
-        readers: dict[int, AnswerReader],
-    ) -> dict[int, SampledNeighbors]:
+        requests: Sequence[protocol.SamplingRequest],
+        drawn: Sequence[protocol.SampledRows],
+        remote: dict[int, draws.PositionsByHost],
+        readers: dict[int, protocol.AnswerReader],
+    ) -> dict[int, protocol.SampledNeighbors]:
         """Return what was drawn here and answered by ``remote`` hosts, relation by relation."""
-        sampled: dict[int, SampledNeighbors] = {}
+        sampled: dict[int, protocol.SampledNeighbors] = {}
         for number, (request, rows) in enumerate(zip(requests, drawn, strict=True)):
             topology = self._topology(request)
             parts = [(self._buffers.arange(len(request.ids)), rows)]
@@ -163,31 +147,33 @@ class NeighborService:
                 reader = readers[int(self._world.hosts[host])]
                 answered = reader.rows(request, topology.listed, positions, topology.dtype, topology.num_edges(host))
                 parts.append((positions, answered.with_ids(len(positions), partial(topology.id_shifts, host=host))))
-            rows = merged(request, parts, self._buffers, number) if len(parts) > 1 else rows
+            rows = draws.merged(request, parts, self._buffers, number) if len(parts) > 1 else rows
             sampled.update(rows.by_relation(len(request.ids)))
         return dict(sorted(sampled.items()))
 
-    def _topology(self, request: AnyRequest) -> Topology:
+    def _topology(self, request: protocol.AnyRequest) -> Topology:
         return self._state.graph_of_number[request.graph].topology
 
-    def _positions(self, request: AnyRequest) -> PositionsByHost:
+    def _positions(self, request: protocol.AnyRequest) -> draws.PositionsByHost:
         """Return positions of the destinations by host, for hosts that hold any."""
         hosts = self._topology(request).hosts
         if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
-        dst = request.dst if isinstance(request, SamplingRequest) else hosts.schema.ends(request.relation)[1]
+        dst = request.dst if isinstance(request, protocol.SamplingRequest) else hosts.schema.ends(request.relation)[1]
         return split_by_range(request.ids, hosts.node_offsets[dst])
 
-    def _by_destination(self, requests: Sequence[SamplingRequest]) -> dict[int, PositionsByHost]:
+    def _by_destination(self, requests: Sequence[protocol.SamplingRequest]) -> dict[int, draws.PositionsByHost]:
         """Return the positions by host for each node type of destinations, computed once for all its relations."""
         return {dst: self._positions(r) for dst, r in {r.dst: r for r in requests}.items()}
 
-    def _split(self, by_host: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
+    def _split(self, by_host: draws.PositionsByHost) -> tuple[draws.PositionsByHost, draws.PositionsByHost]:
         """Divide into local and remote hosts."""
         is_local = self._world.is_local
         return [one for one in by_host if is_local[one[0]]], [one for one in by_host if not is_local[one[0]]]
 
-    def _pack(self, requests: Sequence[SamplingRequest], remote: dict[int, PositionsByHost]) -> dict[int, list[I64]]:
+    def _pack(
+        self, requests: Sequence[protocol.SamplingRequest], remote: dict[int, draws.PositionsByHost]
+    ) -> dict[int, list[I64]]:
         """Return the request's arrays by owner; the first request of a node type carries its destinations."""
         words: dict[int, list[I64]] = {}
         count: dict[int, int] = {}
@@ -199,8 +185,8 @@ class NeighborService:
                 number = count.get(rank, 0)
                 first = carrier.setdefault((rank, request.dst), number)
                 ids = request.ids[positions] if first == number else first
-                excluded = edges_in(request.excluded, *edges_of_hosts[host : host + 2])
-                packed = pack_request(request, ids, excluded, positions)
+                excluded = protocol.edges_in(request.excluded, *edges_of_hosts[host : host + 2])
+                packed = protocol.pack_request(request, ids, excluded, positions)
                 words.setdefault(rank, []).extend(packed)
                 count[rank] = number + 1
         return words

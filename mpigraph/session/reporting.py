@@ -32,27 +32,8 @@ from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import NOW
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
+from mpigraph.reports import summary as report
 from mpigraph.reports.page import write_page
-from mpigraph.reports.summary import (
-    Cache,
-    CacheEpoch,
-    Cpu,
-    GraphSize,
-    Job,
-    Node,
-    Rank,
-    Stage,
-    Steps,
-    Summary,
-    Thread,
-    ToHost,
-    ToTrainer,
-    Window,
-    decode,
-    encode,
-    write,
-    writing_trace,
-)
 from mpigraph.store.store import Store
 from mpigraph.trace import Snapshot, clock
 
@@ -193,7 +174,7 @@ class Reporting:
         self._path = Path(everyone[self._root][0])
         names = [everyone[rank][1] for rank in self._firsts]
         alike = len(set(names)) < len(names)  # simulated nodes
-        self._nodes = [Node(f"{name}.{node}" if alike else name) for node, name in enumerate(names)]
+        self._nodes = [report.Node(f"{name}.{node}" if alike else name) for node, name in enumerate(names)]
         self._began = time.time()
         self._clocks = [self._compare_clocks()]
         self._window = window
@@ -289,12 +270,12 @@ class Reporting:
 
     # ---- what this rank tells ----------------------------------------------------------------------------------------
 
-    def _known(self, rank: int) -> Rank:
+    def _known(self, rank: int) -> report.Rank:
         """Return what every rank knows of a rank."""
         world = self._world
         trains = bool((world.trainer_ranks == rank).any())
         peers = world.trainer_ranks if trains else np.setdiff1d(world.hosts, world.trainer_ranks)
-        return Rank(
+        return report.Rank(
             rank=rank,
             role="trainer" if trains else "server",
             number=int(np.searchsorted(peers, rank)),
@@ -308,18 +289,18 @@ class Reporting:
         recording = self._recording
         rank = self._known(self._world.rank)
         rank.seconds = (recording.end - recording.begin) / 1e9
-        rank.cpu = Cpu(*(self._used(name) for name in _USED))
+        rank.cpu = report.Cpu(*(self._used(name) for name in _USED))
         _put_sums(rank, recording)
         counts = [self._counts[0], *self._epochs, self._counts[1]]
-        epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
-        rank.cache = Cache(epochs)
+        epochs = [report.CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
+        rank.cache = report.Cache(epochs)
         steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
         begin, end, wait, meet, delay, seeds, inputs = steps.T
         times = ((column / 1e9).round(7).tolist() for column in (begin, end - begin, wait, meet))
-        rank.steps = Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
+        rank.steps = report.Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
         if (delay >= 0).any():  # not in a step in which the recording has begun
             rank.steps.delay = (np.maximum(delay, 0) / 1e9).round(7).tolist()
-        return encode(rank)
+        return report.encode(rank)
 
     def _used(self, name: str) -> Any:
         """Return what came to a figure of this process; threads that have ended take theirs away."""
@@ -334,11 +315,11 @@ class Reporting:
         heads = json.dumps([list(self._memory), [head for head, _ in packed]])
         return b"".join([heads.encode(), b"\n", *(spans.tobytes() for _, spans in packed)])
 
-    def _job(self) -> Job:
+    def _job(self) -> report.Job:
         store = self._store
         transport = store.rows.transport
         given = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return Job(
+        return report.Job(
             began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
             seconds=max(time.time() - self._began, 0.0),
             versions={
@@ -354,7 +335,7 @@ class Reporting:
             arguments={name: str(value) for name, value in self.arguments.items() if value is not None},
             settings=config.variables(),
             graphs=[
-                GraphSize(
+                report.GraphSize(
                     name,
                     sum(int(offsets[-1]) for offsets in graph.topology.hosts.node_offsets),
                     sum(int(offsets[-1]) for offsets in graph.topology.hosts.edge_offsets),
@@ -373,20 +354,20 @@ class Reporting:
             world.witness.expect()
             return
         ranks = [self._known(rank) for rank in np.flatnonzero(world.node_of == world.node_index).tolist()]
-        summary = Summary(complete=False, job=self._job(), nodes=self._nodes, ranks=ranks)
+        summary = report.Summary(complete=False, job=self._job(), nodes=self._nodes, ranks=ranks)
         name = _FILES[0] if world.node_index == self._node else f"summary-{world.node_index}.json"
-        world.witness.expect(str(self._path / name), json.loads(encode(summary)))
+        world.witness.expect(str(self._path / name), json.loads(report.encode(summary)))
 
     # ---- what trainer 0 makes of it ----------------------------------------------------------------------------------
 
     def _write(self, messages: list[bytes], tracks: list[bytes], ended: str) -> None:
-        ranks = [decode(Rank, data, f"what rank {rank} told") for rank, data in enumerate(messages)]
+        ranks = [report.decode(report.Rank, data, f"what rank {rank} told") for rank, data in enumerate(messages)]
         recordings = [_Recorded(data) for data in tracks]
         zero = self._recording.begin / 1e9
         drifts = [Drift(*(clocks.get(rank.node, Ahead()) for clocks in self._clocks)) for rank in ranks]
         for rank, drift in zip(ranks, drifts, strict=True):
             rank.steps.begin = [round(drift.own_time(begin) - zero, 7) for begin in rank.steps.begin]
-        summary = Summary(
+        summary = report.Summary(
             complete=not ended,
             ended=ended,
             job=self._job(),
@@ -396,42 +377,44 @@ class Reporting:
         )
         first = ranks[self._root].steps
         if self._window is not None:
-            summary.job.asked = Window(*self._window)
+            summary.job.asked = report.Window(*self._window)
             if self._in_window:  # its first step may not have come
                 last = min(self._steps, self._window[1])
-                summary.job.window = Window(last - len(first.seconds), last)
-        with writing_trace(self._path / _FILES[1], summary) as writer:
+                summary.job.window = report.Window(last - len(first.seconds), last)
+        with report.writing_trace(self._path / _FILES[1], summary) as writer:
             for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
                 points = ((drift.own_time(seconds) - zero, size) for seconds, size in recorded.memory)
                 writer.counter(rank.rank, "memory", points)
                 writer.counter(rank.rank, "input nodes", zip(rank.steps.begin, rank.steps.inputs, strict=True))
                 for thread, spans in recorded.threads(drift, zero):
                     writer.thread(rank.rank, thread, spans)
-        write(self._path, summary)
+        report.write(self._path, summary)
         write_page(self._path, summary)
         get_logger().info("the report is %s", self._path / _FILES[2])
 
 
-def _put_sums(rank: Rank, recording: Recording) -> None:
+def _put_sums(rank: report.Rank, recording: Recording) -> None:
     """Set the fields of a rank that come from sums of its spans and counters."""
     counts = Counter[tuple[str, int]]()  # of the counters that have hosts
     for name, after in recording.after.items():
         passed = after.since(recording.before.get(name, Snapshot()))
         stages = {
-            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(bins), np.trim_zeros(np.array(bins), "b").tolist())
+            stage: report.Stage(
+                max(seconds, 0.0), max(own, 0.0), sum(bins), np.trim_zeros(np.array(bins), "b").tolist()
+            )
             for stage, (seconds, bins, own) in passed.stages.items()
             if seconds
         }
         if stages:
-            rank.threads.append(Thread(name, stages, rank.seconds - sum(stage.own for stage in stages.values())))
+            rank.threads.append(report.Thread(name, stages, rank.seconds - sum(stage.own for stage in stages.values())))
         counts.update({key: number for key, number in passed.counts.items() if isinstance(key, tuple) and number > 0})
 
     def lines(names: Sequence[str]) -> list[list[int]]:
         peers = sorted({peer for name, peer in counts if name in names})
         return [[peer, *(counts[name, peer] for name in names)] for peer in peers]
 
-    rank.to_hosts = [ToHost._make([*numbers, waited / 1e9]) for *numbers, waited in lines(_TO_HOST)]
-    rank.to_trainers = [ToTrainer(*numbers) for numbers in lines(_TO_TRAINER)]
+    rank.to_hosts = [report.ToHost._make([*numbers, waited / 1e9]) for *numbers, waited in lines(_TO_HOST)]
+    rank.to_trainers = [report.ToTrainer(*numbers) for numbers in lines(_TO_TRAINER)]
 
 
 class _Recorded:

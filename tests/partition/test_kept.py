@@ -16,7 +16,7 @@ from typed_parts import check_equal, typed_source
 import mpigraph
 from mpigraph.distgraph import partitioning
 from mpigraph.errors import StorageError
-from mpigraph.partition import pipeline
+from mpigraph.partition import output_folder, pipeline
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import MadeRows
@@ -196,7 +196,7 @@ def test_a_finished_graph_gets_new_features(tmp_path: Path, monkeypatch, method:
             if at == "the numbering":
                 patch.setattr(pipeline, "Numbering", kill)
             else:
-                patch.setattr(pipeline, "remove_other_graphs", kill)
+                patch.setattr(output_folder, "remove_other_graphs", kill)
             cut(new, "out", resume)
     cut(new, "out")
     check_equal(tmp_path / "wanted", tmp_path / "out")

@@ -16,18 +16,8 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
+from mpigraph.partition.multilevel import loops
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable, hashes
-from mpigraph.partition.multilevel.loops import (
-    Clusters,
-    Rows,
-    Sums,
-    accept_in_order,
-    add_rows,
-    favourite_labels,
-    merge_rows,
-    pack_in_order,
-    propose_labels,
-)
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
 _ITERATIONS = 3
@@ -84,9 +74,9 @@ class _Clusters:
         self.sums = _sums_of(level.num_nodes)
 
     @property
-    def known(self) -> Clusters:
+    def known(self) -> loops.Clusters:
         """All clusters that this rank knows."""
-        return Clusters(self.labels, self.table.keys, self.loads, self.sums)
+        return loops.Clusters(self.labels, self.table.keys, self.loads, self.sums)
 
     @collective("ranks")
     def count(self) -> int:
@@ -100,7 +90,7 @@ class _Clusters:
         nodes = np.empty(level.num_own, np.int32)
         labels = np.empty(level.num_own, np.int32)
         salt = combine(self._seed, 1, turn // _TURNS)
-        count = propose_labels(level.graph, self.known, self._caps, turn % _TURNS, salt, nodes, labels)
+        count = loops.propose_labels(level.graph, self.known, self._caps, turn % _TURNS, salt, nodes, labels)
         nodes = nodes[:count]
         labels = labels[:count]
         keys = self.table.keys
@@ -118,7 +108,7 @@ class _Clusters:
         out = np.empty(len(came), np.int64)
         weights = came[order, 2:].astype(np.int32)
         clusters = clusters[order]
-        accept_in_order(clusters, weights, self._caps, self.loads, self.members, out)
+        loops.accept_in_order(clusters, weights, self._caps, self.loads, self.members, out)
         self._changed = np.zeros(self._level.num_own, np.bool_)
         self._changed[clusters[out == 1]] = True
         answers[order] = out
@@ -152,7 +142,7 @@ class _Clusters:
         route = Route(level.exchange, self.mirror.owners(keys))
         came = route.there(np.column_stack([keys, level.weights[nodes]]))
         clusters = self.mirror.positions(came[:, 0])
-        add_rows(clusters, sign, came[:, 1:].astype(np.int32), self.loads, self.members)
+        loops.add_rows(clusters, sign, came[:, 1:].astype(np.int32), self.loads, self.members)
         return clusters
 
     def _meet(self, known: int) -> None:
@@ -175,7 +165,7 @@ class _Clusters:
         favourites = np.empty(len(alone), np.int32)
         salt = combine(self._seed, 3)
         keys = self.table.keys
-        favourite_labels(level.rows, self.known, alone, salt, favourites)
+        loops.favourite_labels(level.rows, self.known, alone, salt, favourites)
         alone = alone[favourites != -1]
         favourites = favourites[favourites != -1]
         isolated = favourites == -2
@@ -211,14 +201,14 @@ class _Clusters:
         """Pack rows of (group, node, weights ...); return int64[p], the key of the first node of each one's pack."""
         order = np.lexsort((hashes(came[:, 1], salt), came[:, 0]))
         first = np.empty(len(came), np.int64)
-        pack_in_order(came[order, 0].astype(np.int64), came[order, 2:].astype(np.int32), self._caps, first)
+        loops.pack_in_order(came[order, 0].astype(np.int64), came[order, 2:].astype(np.int32), self._caps, first)
         leaders = np.empty(len(came), np.int64)
         leaders[order] = came[order, 1][first]
         return leaders
 
 
-def _sums_of(count: int) -> Sums:
-    return Sums(np.zeros(count, np.int32), np.empty(count, np.int32))
+def _sums_of(count: int) -> loops.Sums:
+    return loops.Sums(np.zeros(count, np.int32), np.empty(count, np.int32))
 
 
 _ENTRIES_PER_ROUND = 1 << 20
@@ -307,13 +297,13 @@ class _Merging:
         last = int(np.searchsorted(self._sizes, self._sizes[first] + entries, side="right")) - 1
         return min(max(last, first + 1), self.num_rows)
 
-    def rows(self, first: int, last: int) -> Rows:
+    def rows(self, first: int, last: int) -> loops.Rows:
         """Return a range of rows, whose indices are labels."""
         merged = _empty_rows(last - first, int(self._sizes[last] - self._sizes[first]), self._scratch)
         bounds = self._bounds[first : last + 1]
         labels = self._clusters.labels
         own = self._labels[first:last]
-        end = merge_rows(self._order, bounds, self.level.rows, labels, own, self._clusters.sums, merged, 0)
+        end = loops.merge_rows(self._order, bounds, self.level.rows, labels, own, self._clusters.sums, merged, 0)
         return _cut_off(merged, end)
 
     def edges(self, first: int, last: int) -> Array:
@@ -327,16 +317,16 @@ class _Merging:
         return edges
 
 
-def _empty_rows(count: int, most: int, scratch: Scratch) -> Rows:
+def _empty_rows(count: int, most: int, scratch: Scratch) -> loops.Rows:
     """Return rows to be filled; pages of unused entries are never touched."""
-    return Rows(np.zeros(count + 1, np.int64), scratch.empty(most, np.int32), scratch.empty(most, np.int32))
+    return loops.Rows(np.zeros(count + 1, np.int64), scratch.empty(most, np.int32), scratch.empty(most, np.int32))
 
 
-def _cut_off(rows: Rows, end: int) -> Rows:
-    return Rows(rows.indptr, rows.indices[:end], rows.weights[:end])
+def _cut_off(rows: loops.Rows, end: int) -> loops.Rows:
+    return loops.Rows(rows.indptr, rows.indices[:end], rows.weights[:end])
 
 
-def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> Rows:
+def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> loops.Rows:
     """Send merged rows to the owners of their clusters, in rounds, and join rows from several ranks."""
     level = merging.level
     arrived = MatrixSpill(scratch, num_rows, 3, np.int32)
@@ -360,5 +350,5 @@ def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scra
         every = np.arange(end - begin)
         out = joined._replace(indptr=joined.indptr[begin : end + 1])
         bounds = np.arange(len(every) + 1)
-        at = merge_rows(every, bounds, Rows(starts, *of_edges), identity, every + begin, sums, out, at)
+        at = loops.merge_rows(every, bounds, loops.Rows(starts, *of_edges), identity, every + begin, sums, out, at)
     return _cut_off(joined, at)
