@@ -385,6 +385,7 @@ def test_embeddings_are_in_the_original_order(job: SharedJob, oracle) -> None:
     wanted = matrix @ matrix @ np.arange(NUM_NODES)
     with shared_folder(job.trainers) as folder:
         found.save(f"{folder}/e.npy")
+        g.barrier()
         assert [path.name for path in folder.iterdir()] == ["e.npy"]
         values = np.load(folder / "e.npy")
     on_all(job.trainers, values.dtype == np.float32 and np.array_equal(values, np.repeat(wanted[:, None], 3, axis=1)))
