@@ -270,7 +270,7 @@ def test_a_report_that_cannot_be_written_is_an_error_on_every_trainer(
         raise StorageError("no space left")
 
     folder = Path(job.one_has(lambda: str(tmp_path)))
-    monkeypatch.setattr("mpigraph.session.reporting.write", full)
+    monkeypatch.setattr("mpigraph.reports.summary.write", full)
     with (
         pytest.raises(StorageError, match=r"writing the report .* failed on rank \d: no space left"),
         mg.report(folder),
