@@ -315,7 +315,7 @@ def hop_requests(
 def is_local(graph: LoadedGraph, layer: Layer) -> bool:
     """Return whether all that a hop needs lies on this node, whatever its destinations are."""
     topology = graph.topology
-    return topology.world.all_local or (topology.everywhere and not layer.needs_tables)
+    return topology.everywhere and (not layer.needs_tables or topology.world.all_local)
 
 
 @collective("the trainers", WHEN_REMOTE)

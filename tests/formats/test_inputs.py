@@ -190,7 +190,9 @@ def test_hdf5(tmp_path):
     bad = shutil.copy(path, tmp_path / "bad.h5")
     with h5py.File(bad, "a") as file:
         file["a__to__b__dst"][47] = 9
-    with pytest.raises(GraphDataError, match=r"bad.h5: a__to__b__dst, row 47: edge 47 of .* has destination 9, but"):
+    with pytest.raises(
+        GraphDataError, match=r"bad.h5: a__to__b__dst, row 47: edge 47 of .* has (destination|source) 9, but"
+    ):
         check_all(read_source(bad))
 
 

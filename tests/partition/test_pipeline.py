@@ -178,8 +178,8 @@ def test_nodes_without_a_class_count_as_nodes_alone(tmp_path, method):
     }
 
 
-@pytest.mark.parametrize(("name", "values"), [("label", [0.5, 1, 2]), ("val_mask", [0, 1, -1])])
-def test_labels_and_masks_are_checked_before_nodes_are_assigned(tmp_path, monkeypatch, name, values):
+@pytest.mark.parametrize(("name", "values"), [("train_mask", [0.5, 1, 0]), ("val_mask", [0, 1, -1])])
+def test_masks_are_checked_before_nodes_are_assigned(tmp_path, monkeypatch, name, values):
     np.savez(tmp_path / "g.npz", edge_src=[0, 1, 2], edge_dst=[1, 2, 0], **{name: values})
     monkeypatch.setattr(pipeline, "balance_criteria", None)
     with pytest.raises(GraphDataError, match=rf"g.npz: {name}, row [02]"):

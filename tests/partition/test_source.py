@@ -141,7 +141,7 @@ def test_the_command_line(tmp_path: Path, capsys) -> None:
     for arguments, text in (
         (["int8"], "feat_dtype must be one of ['float16', 'bfloat16'] (got 'int8')"),
         (["label=float16"], "'label' of '_N' is int64"),
-        (["float16", "feat=float16"], "--feat-dtype is for all features, or for some by name"),
+        (["float16", "feat=float16"], "--feat-dtype must be DTYPE, or NAME=DTYPE, once for each name"),
     ):
         assert main([*command, *(word for value in arguments for word in ("--feat-dtype", value))]) == 2
         assert text in capsys.readouterr().err

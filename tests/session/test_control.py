@@ -14,6 +14,7 @@ from mpigraph.session import control
 from mpigraph.session.control import Operation
 from mpigraph.store.store import Store
 
+SAMPLING_WAYS = ("alltoallv", "sparse")  # so that servers are asked
 LONG = 20  # seconds that the server works at most
 
 

@@ -250,6 +250,8 @@ def book_of_many(ranks: int) -> RangeBook:
 class OneHost(Topology):
     """One relation in this process's memory, as its host has it. Nothing communicates."""
 
+    everywhere = False
+
     def __init__(self, hosts: RangeBook, edges: Adjacency) -> None:
         self.hosts, self.listed, self._edges = hosts, np.zeros(1, np.bool_), edges
         self.dtype = edges.indices.dtype
