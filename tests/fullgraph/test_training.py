@@ -190,6 +190,7 @@ def in_torch(conv: Any, kind: str, src: torch.Tensor, dst: torch.Tensor, x: torc
     return scale[1][:, None] * (matrix @ (scale[0][:, None] * x)) @ conv.weight + conv.bias
 
 
+@pytest.mark.slow
 @on_layouts([ALONE])
 @pytest.mark.parametrize("kind", CONVS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -350,6 +351,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
     )
 
 
+@pytest.mark.slow
 @several
 def test_odd_uses(job: SharedJob) -> None:
     """Inputs that need gradients, 16 bits, no gradients, some parameters; more pieces than nodes."""
@@ -382,6 +384,7 @@ def test_odd_uses(job: SharedJob) -> None:
     on_all(job.trainers, ok, f"{two.grad} {rows[0]}")
 
 
+@pytest.mark.slow
 @own_on_layouts([Layout(4, 0, 2)])
 def test_a_checkpoint_goes_on_with_other_ranks(layout: Job) -> None:
     """Saved on two ranks, resumed on four: the bits of one rank that goes through."""
