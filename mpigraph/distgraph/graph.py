@@ -60,13 +60,12 @@ class DistGraph(SampledGraph):
             storage: must be None: features lie in the hosts' memory.
             topology: which nodes have the in-edges in memory: ``"owners"`` of their destinations, ``"everywhere"``, so
                 that drawing by edges alone asks no other node, or ``"auto"``: everywhere where they take at most a
-                fifth of each node's free memory. Default ``MPIGRAPH_TOPOLOGY``. The one that opens the graph first
-                counts. Results are the same.
+                fifth of each node's free memory. Default ``MPIGRAPH_TOPOLOGY``. Results are the same.
 
         Raises:
             NotInitializedError: ``initialize()`` was not called.
             PartitionError: the configuration is missing or of another graph, or the graph is open with features in
-                other dtypes than ``feat_dtype`` asks for; on every rank.
+                other dtypes than ``feat_dtype`` asks for, or with another ``topology``; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
             InvalidArgumentError: ``feat_dtype`` is no such dtype, or names a feature that has no floats; ``storage``
                 is given, or another ``topology``; on every rank.

@@ -208,7 +208,8 @@ class Store:
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
-                another one with this name is open, or this one with features in other dtypes; on every rank.
+                another one with this name is open, or this one with features in other dtypes or another ``topology``;
+                on every rank.
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
             FieldNameError, InvalidArgumentError: ``feat_dtype`` does not fit these features; on every rank.
             GraphDataError: a feature does not fit 16 bits; on every rank.
@@ -229,6 +230,10 @@ class Store:
             kept = replace(config, node_features=nodes, edge_features=edges)
             if known is not None and feat_dtype is not None:
                 self._check_kept(known, kept)
+            if known is not None and topology in ("owners", "everywhere") and not self.world.all_local:
+                there = "everywhere" if known.topology.everywhere else "owners"
+                if there != topology:
+                    raise PartitionError(f"graph {name!r} is open already, with topology {there!r} (not {topology!r})")
         if known is not None:
             return known
         with PartFiles(config) as files:

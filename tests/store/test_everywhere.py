@@ -14,7 +14,7 @@ from oracle import NAME, NUM_NODES
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph import trace
-from mpigraph.errors import InvalidArgumentError, SharedMemoryError
+from mpigraph.errors import InvalidArgumentError, PartitionError, SharedMemoryError
 from mpigraph.mpi.world import World
 from mpigraph.rows import segments
 from mpigraph.session.context import current
@@ -103,7 +103,11 @@ def test_auto_is_by_the_tightest_node(layout: Job, oracle: Callable[..., str], m
         assert g.loaded.topology.everywhere == everywhere
         free[0] = 5 * int(g.loaded.topology.bytes_elsewhere()[-1]) - everywhere
         with pytest.raises(InvalidArgumentError, match="topology must be auto, owners or everywhere"):
-            opened(oracle, topology="nowhere")
+            opened(oracle, topology="nowhere" if g.rank() == 0 else None)
+        there, other = ("everywhere", "owners")[:: 1 if everywhere else -1]
+        assert opened(oracle, topology=there).num_nodes() == NUM_NODES
+        with pytest.raises(PartitionError, match=f"with topology '{there}' .not '{other}'"):
+            opened(oracle, topology=other)
         return [*dist.sample_neighbors(g, torch.arange(NUM_NODES), 3, seed=1).edges()]
 
     enough = layout.run(lambda: body(True))
