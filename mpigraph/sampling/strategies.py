@@ -176,8 +176,8 @@ class Strategy(ABC):
 
     @property
     def needs_tables(self) -> bool:
-        """True if owners look up something of the relation besides its edges; else all relations are one pass."""
-        return True
+        """True if owners look up tensors of the relation besides its edges; else all relations are one pass."""
+        return any(self.tensors)
 
     @property
     def family(self) -> tuple[object, ...]:
@@ -235,11 +235,6 @@ class Uniform(Strategy):
 
     tag = 1
     replace: bool = False
-
-    @property
-    def needs_tables(self) -> bool:
-        """False: edges are enough."""
-        return False
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up nothing."""
@@ -360,11 +355,6 @@ class Labor(Strategy):
     def at_step(self, step: int) -> Strategy:
         """See :class:`.Strategy`."""
         return replace(self, phase=step % self.period) if self.period else self
-
-    @property
-    def needs_tables(self) -> bool:
-        """True with weights."""
-        return bool(self.weights)
 
     def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
         """Return the key of the numbers of a source type; where they have a period, that of the next one is by 1 more.
