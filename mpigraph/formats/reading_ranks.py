@@ -63,7 +63,7 @@ class ReadingRanks:
                 if not self._folder.is_dir():
                     advice = "give --scratch a folder that the ranks of all hosts see"
                     raise StorageError(f"{place}: host {os.uname().nodename} does not see what another makes: {advice}")
-                lock = open(self._folder / _LOCK, "rb")
+                lock = open(self._folder / _LOCK, "r+b")  # NFS locks for writing what is open for it
                 _locked(lock, fcntl.LOCK_SH)
                 weakref.finalize(self, _remove, self._folder, lock, self.exchange.rank == 0)
             with self.exchange.together(f"making a folder in {place}"):  # all ranks have the lock
@@ -124,7 +124,7 @@ class ReadingRanks:
 def _new_folder(place: Path) -> str:
     """Make a folder, and remove those that killed jobs have left."""
     for left in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError), open(left / _LOCK, "rb") as held:
+        with suppress(OSError), open(left / _LOCK, "r+b") as held:
             if held.read() and _locked(held, fcntl.LOCK_EX):
                 shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))

@@ -149,14 +149,25 @@ class Tables:
         """Read what the parquet files tell of their columns and groups of rows."""
         self._schemas = []
         self._metadata = []
+        self._numbers: list[dict[str, int]] = []  # of the columns, by their paths
+        self._open_file: tuple[int, Any] = -1, None
         for path, parquet in zip(self.paths, self._files, strict=True):
             with reading(path):
                 os.close(open_regular(parquet))
                 opened = arrow().parquet.ParquetFile(parquet, memory_map=True)
             self._schemas.append(opened.schema_arrow.remove_metadata())
             self._metadata.append(opened.metadata)
+            paths = [opened.schema.column(number).path for number in range(opened.metadata.num_columns)]
+            self._numbers.append({path: number for number, path in enumerate(paths)})
             if not self.is_text and not self._schemas[-1].equals(self._schemas[0]):
                 raise GraphDataError(f"{path}: columns are not those of {self.paths[0].name}")
+
+    def _reader(self, file: int) -> Any:
+        """Return a reader of a file; one stays open: opening takes long where there are thousands of columns."""
+        if self._open_file[0] != file:
+            known = self._metadata[file]
+            self._open_file = file, arrow().parquet.ParquetFile(self._files[file], metadata=known, memory_map=True)
+        return self._open_file[1]
 
     def _list_groups(self) -> None:
         """List the groups of rows, and the kinds of columns."""
@@ -169,9 +180,10 @@ class Tables:
                 Group(file, *its) for its in zip(range(len(lengths)), begins, lengths, strict=False) if its[2]
             ]
         self._types: dict[str, Any] = {}
-        for name in dict.fromkeys(name for schema in self._schemas for name in schema.names):
-            with_rows = [schema for schema, length in zip(self._schemas, self.lengths, strict=True) if length]
-            types = [schema.field(name).type for schema in with_rows or self._schemas if name in schema.names]
+        of_files = [dict(zip(schema.names, schema.types, strict=True)) for schema in self._schemas]
+        with_rows = [types for types, length in zip(of_files, self.lengths, strict=True) if length] or of_files
+        for name in dict.fromkeys(name for types in of_files for name in types):
+            types = [of[name] for of in with_rows if name in of]
             self._types[name] = reduce(lambda one, other: one and wider_type(one, other), types)
         texts = {name for of_file in self._texts for name in of_file}
         self.kinds = {name: type_kind(of) if of is not None else "string" for name, of in self._types.items()}
@@ -196,12 +208,12 @@ class Tables:
         return self.place_of(file, row, name) if row > 0 or (row == 0 and any(self.lengths[:file])) else ""
 
     def columns(self, group: Group, names: Sequence[str]) -> list[Any]:
-        """Return columns of a group of rows, each as one Arrow array."""
+        """Return columns of a group of rows, each as one Arrow array; lists have the type of those of all rows."""
         with reading(self.paths[group.file]):
-            metadata = self._metadata[group.file]
-            with arrow().parquet.ParquetFile(self._files[group.file], metadata=metadata, memory_map=True) as reader:
-                read = reader.read_row_group(group.number, list(names), use_threads=False)
-                return [read.column(name).combine_chunks() for name in names]
+            read = self._reader(group.file).read_row_group(group.number, list(names), use_threads=False)
+            columns = [read.column(name).combine_chunks() for name in names]
+            pairs = zip(names, columns, strict=True)
+            return [its.cast(self._types[name]) if self.kinds[name] == "list" else its for name, its in pairs]
 
     def rows(self, names: Sequence[str], read: Read) -> RowArray:
         """Return what a function makes of columns of a group of rows; they are read when rows are asked for."""
@@ -214,9 +226,9 @@ class Tables:
         """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
         if arrow().types.is_null(self._schemas[group.file].field(name).type):
             return group.length
+        number = self._numbers[group.file].get(name)
         columns = self._metadata[group.file].row_group(group.number)
-        every = (columns.column(number) for number in range(columns.num_columns))
-        known = next((its.statistics for its in every if its.path_in_schema == name), None)
+        known = None if number is None else columns.column(number).statistics
         return known.null_count if known is not None and known.has_null_count else None
 
     def has_fractions(self, name: str) -> bool:

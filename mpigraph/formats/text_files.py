@@ -30,6 +30,7 @@ from mpigraph.formats.arrow_values import (
     wider_type,
 )
 from mpigraph.formats.input_files import UNREADABLE, Errors, failure, opened
+from mpigraph.storage.files import storage_errors
 
 _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 1 << 20
@@ -163,9 +164,11 @@ def write_parquet(path: Path, form: TextForm, head: Head, columns: Mapping[str, 
             if not failed and all(states[field.name].type in (None, field.type) for field in schema):
                 nulls = arrow().nulls(batch.num_rows)
                 arrays = [(nulls if read.get(of.name) is None else read[of.name]).cast(of.type) for of in schema]
-                writer.write_batch(arrow().record_batch(arrays, schema=schema))
+                with storage_errors(target.parent):
+                    writer.write_batch(arrow().record_batch(arrays, schema=schema))
         if writer is not None:
-            writer.close()
+            with storage_errors(target.parent):
+                writer.close()
         errors.check()
         if writer is None:  # no rows
             parquet.write_table(arrow().table({name: arrow().nulls(0) for name in columns}), target)

@@ -1,10 +1,9 @@
 """Write predictions for nodes by the ids of the input and in its order, as ``.npy`` files and as csv."""
 
-import csv
 import io
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ from mpigraph.storage.files import storage_errors
 
 _LABEL = "label"
 _TABLE = "predictions.csv"
+_MARKS = set(',"\r\n')  # in fields that are quoted
+_TITLE = "Predictions for nodes"  # the begin of README
 _FILES = ("ids", "classes", "scores", "values", "names")  # each a .npy file, if there is such an array
 
 
@@ -50,11 +51,11 @@ def write_predictions(
     Args:
         folder: to write to, created if missing; all trainers see it.
         g: the graph.
-        rows: integers [n], the class of each node; or floats [n, classes], where the largest tells the class, such as
-            the result of :func:`.layerwise`; or one float for each node, which is written as ``value``. As a DistTensor
-            it has a row for each node of a type, as a tensor one for each of ``nodes``.
+        rows: integers [n], the class of each node; or floats [n, classes], where the largest tells the class (NaN
+            counts as larger), such as the result of :func:`.layerwise`; or one float for each node, which is written
+            as ``value``. As a DistTensor it has a row for each node of a type, as a tensor one for each of ``nodes``.
         nodes: int64[n], the nodes of this trainer to write, such as those of a loader; by default all nodes of the
-            type. Which trainer has which does not matter.
+            type. Which trainer has which does not matter, but each is given once.
         ntype: the node type of a tensor; may be left out if there is one.
         names: the names of the classes; by default the categories of ``label``, if it has some.
         label: the feature whose categories the classes are.
@@ -63,9 +64,11 @@ def write_predictions(
         The folder.
 
     Raises:
-        InvalidArgumentError: an argument is not as described above; a class has no name.
+        InvalidArgumentError: an argument is not as described above; a class has no name; the folder has files of these
+            names that are no predictions.
         FieldNameError: there is no feature ``label``, and it is not "label".
         TensorMismatchError: ``rows`` are not of nodes of ``g``, or trainers give rows of different shapes.
+        CollectiveError: trainers give different ``names``, ``label`` or ``ntype``.
         StorageError: a file cannot be written.
         ShardFormatError, GraphDataError: the graph's original ids cannot be read.
 
@@ -76,17 +79,21 @@ def write_predictions(
     with exchange.together("writing predictions"):
         if not isinstance(rows, DistTensor) and (not isinstance(rows, torch.Tensor) or nodes is None):
             raise InvalidArgumentError("rows must be a DistTensor, or a tensor with a row for each of nodes")
+        given = {"names": None if names is None else list(names), "label": label, "ntype": ntype}
+    exchange.same("write_predictions", given)
     if isinstance(rows, torch.Tensor):
         assert nodes is not None
         shape = (g.num_nodes(ntype), *rows.shape[1:])
         table = DistTensor(shape, rows.dtype, part_policy=g.get_node_partition_policy(ntype))
-        table[nodes] = rows.detach().cpu()
+        with exchange.together("writing predictions"):
+            table[nodes] = rows.detach().cpu()
     else:
         table = rows
     chosen = None
     if nodes is not None:
         chosen = DistTensor((len(table),), torch.bool, part_policy=table.part_policy)
-        chosen[nodes] = True
+        with exchange.together("writing predictions"):
+            chosen[nodes] = True
         g.barrier()
     with exchange.together("writing predictions"):
         features = _features(g, table)
@@ -126,6 +133,8 @@ class _Predictions:
         doing = f"writing predictions to {folder}"
         blocks = self._rows.in_original_order()
         with exchange.together(doing):
+            if exchange.rank == 0:
+                _check_folder(folder)
             own = [self._selected(first, ids) for first, ids in blocks]
         counts = exchange.gather_json(sum(len(ids) for _, ids in own))
         total, at = sum(counts), sum(counts[: exchange.rank])
@@ -136,15 +145,14 @@ class _Predictions:
             size = 0
             with exchange.together(doing), storage_errors(folder):
                 with lines.open("w", encoding="utf-8", newline="") as text:
-                    write = csv.writer(text, lineterminator="\n")
                     if exchange.rank == 0:
-                        write.writerow(self._columns(empty))
+                        text.write(_line(self._columns(empty)))
                     for originals, ids in own:
                         arrays = self._arrays(originals, ids)
                         for name, array in arrays.items():
                             files[name].write(array, at)
                         at += len(ids)
-                        write.writerows(zip(*self._columns(arrays).values(), strict=True))
+                        text.writelines(map(_line, zip(*self._columns(arrays).values(), strict=True)))
                 size = lines.stat().st_size
             sizes = exchange.gather_json(size)
             with exchange.together(doing), storage_errors(folder):
@@ -205,18 +213,35 @@ class _Predictions:
             "scores": "the scores of all classes",
             "values": "the value of each",
         }
-        lines = [f"Predictions for nodes{of_type} of the graph {graph_name!r}, in the order of the input.", ""]
+        lines = [f"{_TITLE}{of_type} of the graph {graph_name!r}, in the order of the input.", ""]
         lines.append(f"{_TABLE}: {', '.join(columns)}")
         lines += [f"{name}.npy: {dtype}{list(shape)}, {meaning[name]}" for name, (shape, dtype) in contents.items()]
         load = "ids = numpy.load('ids.npy')"
         if self._names:
             lines.append(f"names.npy: the names of the {len(self._names)} classes, in the order of their numbers")
             load = "names = numpy.load('names.npy')[numpy.load('classes.npy')]"
-        return "\n".join([*lines, "", f"{load}; table = pandas.read_csv({_TABLE!r})", ""])
+        return "\n".join([*lines, "", f"{load}; table = pandas.read_csv({_TABLE!r}, keep_default_na=False)", ""])
 
 
 def _is_integer(rows: DistTensor) -> bool:
     return not rows.dtype.is_floating_point
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse to replace files that are no predictions."""
+    names = ("README", _TABLE, *(f"{name}.npy" for name in _FILES))
+    there = [name for name in names if (folder / name).exists()]
+    about = (folder / "README").read_text("utf-8", "replace") if "README" in there else ""
+    if there and not about.startswith(_TITLE):
+        raise InvalidArgumentError(
+            f"{folder} has files that are no predictions, such as {there[0]}: give another folder"
+        )
+
+
+def _line(fields: Iterable[object]) -> str:
+    """Return a line of csv. Python's writer quotes a carriage return only where lines end with one."""
+    quoted = (f'"{text.replace(chr(34), 2 * chr(34))}"' if _MARKS & {*text} else text for text in map(str, fields))
+    return ",".join(quoted) + "\n"
 
 
 def _put(source: Path, target: Path, at: int) -> None:

@@ -83,7 +83,7 @@ def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
     except MPIGraphError:  # some are OSErrors, too, such as those of a damaged shard that is read meanwhile
         raise
     except OSError as error:
-        raise StorageError(f"{path}: cannot {doing}: {error.strerror}") from error
+        raise StorageError(f"{path}: cannot {doing}: {error.strerror or error}") from error
 
 
 class NewFile(FileIO):

@@ -75,6 +75,13 @@ def test_nodes_and_edges_of_two_csv_files(tmp_path, caplog):
     check_parts(source, tmp_path / "out")
 
 
+def test_lists_have_one_type_in_all_files(tmp_path):
+    files = {"nodes-0.csv": 'id,x\n0,"[1,2]"\n1,"[3,4]"\n', "nodes-1.csv": 'id,x\n2,"[1,2.5]"\n3,"[0.9,-1.7]"\n'}
+    source = read(tmp_path, {**files, "edges.csv": "src,dst\n0,3\n"})
+    values = source.node_feats["_N"]["x"].values
+    assert np.dtype(values.dtype).kind == "f" and np.allclose(rows(values), [[1, 2], [3, 4], [1, 2.5], [0.9, -1.7]])
+
+
 def test_types_by_names_of_files(tmp_path):
     files = {
         "nodes_paper-2.csv": "paper_id,x_1,x_0,train_mask\n7,1,2,1\n",

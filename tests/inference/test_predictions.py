@@ -1,5 +1,6 @@
 """Predictions in files: by the ids of the input and in its order, the same bytes on every layout."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ from layouts import SharedJob
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.errors import FieldNameError, InvalidArgumentError, StorageError, TensorMismatchError
+from mpigraph.errors import (
+    CollectiveError,
+    FieldNameError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    StorageError,
+    TensorMismatchError,
+)
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.inference import write_predictions
@@ -127,3 +135,24 @@ def test_what_cannot_be_written_is_an_error_on_every_trainer(job: SharedJob) -> 
 
 def edge_rows(g: dist.DistGraph) -> dist.DistTensor:
     return dist.DistTensor((g.num_edges(),), torch.int64, part_policy=g.get_edge_partition_policy())
+
+
+def test_fields_that_csv_must_quote_and_folders_of_others(job: SharedJob, tmp_path: Path) -> None:
+    g = job.open(job.write(of_tables))
+    folder = Path(job.one_has(lambda: str(tmp_path))) / "quoted"
+    names = ['say "a"', "b\rc", "d\ne"]
+    write_predictions(folder, g, scores_of(g, "user"), names=names)
+    with (folder / "predictions.csv").open(newline="", encoding="utf-8") as text:
+        table = list(csv.reader(text))
+    assert len(table) == 1 + COUNT and [row[2] for row in table[1:]] == [names[k] for k in CLASSES]
+    g.barrier()
+    if g.rank() == 0:
+        (folder / "README").write_text("mine")
+    g.barrier()
+    with pytest.raises(InvalidArgumentError, match="has files that are no predictions, such as README"):
+        write_predictions(folder, g, scores_of(g, "user"), names=names)
+    if len(job.trainers.allgather(0)) > 1:
+        with pytest.raises(CollectiveError, match="names"):
+            write_predictions(folder, g, scores_of(g, "user"), names=names[:: 1 if g.rank() == 0 else -1])
+    with pytest.raises(OutOfRangeError):
+        write_predictions(folder, g, torch.zeros(1, 3), [0 if g.rank() else 10**6], ntype="user")
