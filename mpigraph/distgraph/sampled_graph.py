@@ -206,12 +206,14 @@ class SampledGraph(Graph[Features]):
 
     def _edge_ends(self, relation: Relation, eids: torch.Tensor | None) -> Pair:
         ids = np.arange(self.num_edges(relation)) if eids is None else eids.contiguous().numpy()
+        self.session.check_thread(remote=not self.loaded.topology.everywhere)
         src, dst = self.loaded.topology.find_edges(ids, self.schema.relation_id(relation))
         return torch.from_numpy(src), torch.from_numpy(dst)
 
     def _degrees(self, relation: Relation, side: int, nodes: torch.Tensor | None) -> torch.Tensor:
         ids = np.arange(self.num_nodes(relation[2 * side])) if nodes is None else nodes.contiguous().numpy()
         topology = self.loaded.topology
+        self.session.check_thread(remote=not (topology.everywhere if side else topology.world.all_local))
         read = topology.in_degrees if side else topology.out_degrees
         return torch.from_numpy(read(ids, self.schema.relation_id(relation)))
 

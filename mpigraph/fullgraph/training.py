@@ -48,6 +48,7 @@ _Rows: TypeAlias = _Tensor | Mapping[Any, _Tensor]
 _Sums: TypeAlias = dict[Any, _Tensor]
 """Gradients by node type and relation, and by number of the parameter."""
 _COMMS: WeakKeyDictionary[World, Trainers] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many, on every trainer
 _ERROR = b"!"
 _ALIGNED = 64  # bytes: where an array begins may change the last bits of a product
 
@@ -105,6 +106,7 @@ class FullGraph:
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
         self._g, self._world, self._calls, self._models = g, g.session.world, 0, 0
         self.recompute, self._threads = bool(recompute), 1
+        self._number = _MADE[self._world] = _MADE.get(self._world, 0) + 1
         parts = g.loaded.topology.config.book.node_offsets
         names = [edata] if isinstance(edata, str) else list(edata)
 
@@ -197,7 +199,7 @@ class FullGraph:
             return rows[halo.own]
         table = rows[torch.cat([halo.own, halo.ids])]
         own = table[: len(halo.own)]
-        own._table = table, own._version  # type: ignore[attr-defined]
+        own._table = table, own._version, halo  # type: ignore[attr-defined]
         return own
 
     def edata(self, name: str, etype: str | Relation | None = None) -> _Tensor:
@@ -333,7 +335,7 @@ class FullGraph:
         try:
             with self._world.forbid_meetings("a layer"):
                 result, word = work()
-            data = json.dumps([what, word]).encode()
+            data = json.dumps([f"{what}, of full graph {self._number}", word]).encode()
         except Exception as error:
             failure, data = error, _ERROR + to_wire(error)
         finally:
@@ -383,6 +385,7 @@ class _Call:
     def __init__(self, fg: FullGraph, layer: Callable[..., Any], x: _Rows, parameters: list[_Tensor]) -> None:
         self.fg, self.layer, self.parameters, self.number = fg, layer, parameters, fg._calls
         self.typed = isinstance(x, Mapping)
+        self.cast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
         self.graphs: dict[Node, Any] | None = {}  # of the own pieces; None: to be computed again
         self.out: list[Any] = []
 
@@ -400,11 +403,16 @@ class _Call:
                 _check_rows(f"x of {key!r}", rows, len(fg._ids[key]))
             inputs = [by_key[key] for key in self.keys]
             self.needs = [rows.requires_grad and grad for rows in inputs]
-            self.tables = [_table(rows) for rows in inputs]
+            self.tables = [_table(rows, fg._halos.get(key)) for key, rows in zip(self.keys, inputs, strict=True)]
+            if any(p._backward_hooks for p in self.parameters):
+                raise InvalidArgumentError(
+                    "a parameter has a hook (register_hook), which would run for each piece and for their sum: change "
+                    "gradients after backward"
+                )
             self.like = [rows.new_empty((0, *rows.shape[1:])) for rows in inputs]
             kinds = [[str(key), _kind(rows, 1)] for key, rows in zip(self.keys, inputs, strict=True)]
             known = [table is not None for table in self.tables]
-            return inputs, [kinds, self.needs, known, grad, len(self.parameters)]
+            return inputs, [kinds, self.needs, known, grad, list(map(_kind, self.parameters))]
 
         inputs, words = fg._together(f"layer, call {self.number}", check)
         _alike("rows of a layer", words)
@@ -439,7 +447,8 @@ class _Call:
             src[key] = rows.detach().requires_grad_(need and torch.is_grad_enabled())
             dst[key] = src[key][: piece.own[key].stop - piece.own[key].start]
         versions = [rows._version for rows in src.values()]
-        with torch.random.fork_rng(devices=[]), piece.block.local_scope():
+        cast = torch.autocast("cpu", *self.cast)  # as in the call, also in backward
+        with torch.random.fork_rng(devices=[]), piece.block.local_scope(), cast:
             torch.default_generator.manual_seed(
                 int(combine(self.fg._g.session.store.seed, self.number, piece.node[0])) >> 1
             )
@@ -651,7 +660,7 @@ def _aligned(rows: _Tensor) -> _Tensor:
     return rows if rows.data_ptr() % _ALIGNED == 0 else rows.clone()
 
 
-def _table(rows: _Tensor) -> _Tensor | None:
-    """Return the rows of :meth:`FullGraph.ndata` with their halo, unless they were written since."""
-    table, version = getattr(rows, "_table", (None, 0))
-    return table if rows._version == version else None
+def _table(rows: _Tensor, halo: Halo | None) -> _Tensor | None:
+    """Return the rows of :meth:`FullGraph.ndata` with a halo, if that is theirs, and they were not written since."""
+    table, version, of = getattr(rows, "_table", (None, 0, None))
+    return table if of is halo and rows._version == version else None

@@ -266,6 +266,8 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     before = sent()
     fg.apply(lambda block, h: h[1] * 2, known)
     on_all(job.trainers, sent() == before, "a feature of the graph sends nothing")
+    mg.FullGraph(g).apply(lambda block, h: h[1] * 2, known)
+    on_all(job.trainers, sent() > before, "rows with the halo of another plan are sent")
     changed = fg.ndata("feat")
     changed += 1
     rows = fg.apply(lambda block, h: mg_sum(block, h[0]), changed)
@@ -305,6 +307,8 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
     other = model_of("SAGE", g, torch.float32)
     with torch.no_grad():
         other.layers[1].fc_self.weight += last
+    hooked, both = model_of("SAGE", g, torch.float32), [lone, *known]
+    hooked.layers[0].fc_self.weight.register_hook(lambda grad: 2 * grad)
     ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(ddp)
     cases: list[tuple[str, type[MPIGraphError], str, Callable[[], Any]]] = [
@@ -329,6 +333,9 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         ("meets", CollectiveError, "not in step", lambda: fg.apply(lambda b, h: g.barrier() or h[1], x)),
         ("mask", InvalidArgumentError, "mask", lambda: fg.mean(x, y[1:] > 0)),
         ("calls", CollectiveError, "different calls", lambda: fg.mean(x) if last else fg(model, x)),
+        ("graphs", CollectiveError, "different calls", lambda: (again if last else fg)(model, x)),
+        ("order", TensorMismatchError, "differ", lambda: fg.apply(lambda b, h: h[1], x, both[:: -1 if last else 1])),
+        ("hook", InvalidArgumentError, "register_hook", lambda: fg(hooked, x)),
         ("no grad", TensorMismatchError, "differ", lambda: fg(model, x.clone().requires_grad_(last))),
     ]
     for name, kind, text, call in cases:
@@ -344,6 +351,13 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
     on_all(job.trainers, refuses(InvalidArgumentError, "recompute=True", lambda: means[0].backward(retain_graph=True)))
     model.zero_grad()
     means[1].backward()
+    on_all(job.trainers, equal(first, [p.grad for p in model.parameters()]))
+    for each in (fg, again):  # recomputed as it was computed
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = each.mean(F.cross_entropy(each(model, x).float(), y, reduction="none"))
+        model.zero_grad()
+        loss.backward()
+        first = first if each is again else [p.grad.clone() for p in model.parameters()]
     on_all(job.trainers, equal(first, [p.grad for p in model.parameters()]))
     skipped = fg.mean(fg(model, x))
     on_all(
