@@ -343,7 +343,8 @@ def test_a_forked_process_has_no_part_in_the_job(tmp_path: Path, oracle) -> None
     """Such as a worker of torch's DataLoader. Its messages would be taken for the rank's."""
     body = """
 def of_the_child():
-    reads = [lambda: g.ndata["feat"][[0]], lambda: g.in_degrees([0]), lambda: g.out_degrees([0]), lambda: g.find_edges([0])]
+    reads = [lambda: g.ndata["feat"][[0]], lambda: g.in_degrees([0]), lambda: g.out_degrees([0])]
+    reads.append(lambda: g.find_edges([0]))
     for call in (*reads, lambda: g.sample_neighbors([0], 2), g.barrier):
         try:
             call()
