@@ -107,10 +107,10 @@ def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
 
 
 def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
-    waits = Waits()
-    waits.tick(1000.0, 2.0, 0.5)  # the first
-    for clock, now in ((1000.5, 1.0), (1001.0, 1.5), (3000.0, 2.0), (3000.5, 2.5)):
-        waits.tick(clock, 2.0, 0.5)
+    waits, begin = Waits(), time.monotonic() - 2000.5
+    waits.tick(begin, 2.0, 0.5)  # the first
+    for seconds, now in ((0.5, 1.0), (1.0, 1.5), (2000.0, 2.0), (2000.5, 2.5)):
+        waits.tick(begin + seconds, 2.0, 0.5)
         assert waits.now == now
     watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT, waits=waits)
     end = time.monotonic() + WAIT
