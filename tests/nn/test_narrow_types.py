@@ -36,7 +36,6 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "gine": partial(nn.GINEConv, torch.nn.Linear(2, 2)),
     "gat": partial(nn.GATConv, 2, 2, 2, **LONELY),
     "gatv2": partial(nn.GATv2Conv, 2, 2, 2, **LONELY),
-    "edge gat": partial(nn.EdgeGATConv, 2, 2, 2, 2, **LONELY),
     "rgcn": partial(nn.RelGraphConv, 2, 2, 3),
     "hgt": partial(nn.HGTConv, 2, 1, 2, 2, 3),
 }
@@ -62,7 +61,6 @@ def output(layer: Any, name: str, g: Any, dtype: torch.dtype) -> torch.Tensor:
     types = torch.arange(g.num_edges()) % 3
     more: dict[str, tuple[Any, ...]] = {
         "gine": (edges,),
-        "edge gat": (edges,),
         "rgcn": (types, 1 / g.in_degrees()[g.all_edges()[1]]),
         "hgt": (torch.arange(len(x)) % 2, types),
     }
