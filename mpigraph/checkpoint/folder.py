@@ -51,7 +51,7 @@ _FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
 GRAPH = "checkpoint"  # stands where shards have the name of their graph
 TENSORS = "tensors"
 _FORMAT = "mpigraph-checkpoint"
-_VERSION = 4
+_VERSION = 5
 _WRITER = ".mpigraph-writer"
 _RECORD = 1024  # bytes of that file
 _PATIENCE = 60.0  # seconds to wait for a lock that other processes hold for milliseconds
@@ -255,13 +255,12 @@ def _belongs_to_save(name: str, except_word: str = "") -> bool:
     return name == _UNFINISHED or (match is not None and match[1] != except_word)
 
 
-def check_vacant(directory: Path, overwrite: bool) -> None:
+def check_vacant(directory: Path) -> None:
     """Check that a save may write into a folder.
 
     Raises:
         OtherVersionError: it holds a checkpoint of another version, which the save would replace.
-        InvalidArgumentError: without ``overwrite``: it holds files of others, and no checkpoint. Hidden files do not
-            count.
+        InvalidArgumentError: it holds files of others, and no checkpoint. Hidden files do not count.
     """
     try:
         Manifest.read(directory)
@@ -273,10 +272,9 @@ def check_vacant(directory: Path, overwrite: bool) -> None:
         return
     own = set(filter(_belongs_to_save, names))
     foreign = sorted(name for name in names - own if not name.startswith("."))
-    if foreign and not overwrite and not (own and MANIFEST in names):
+    if foreign and not (own and MANIFEST in names):
         raise InvalidArgumentError(
-            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own, or say "
-            "overwrite=True"
+            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own"
         )
 
 

@@ -7,10 +7,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.aggregate import group_sums
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.messages import rounded
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 
 P = ParamSpec("P")
@@ -20,31 +18,17 @@ R = TypeVar("R")
 def to_simple(
     g: HeteroGraph,
     return_counts: str | None = "count",
-    writeback_mapping: bool = False,
     copy_ndata: bool = True,
     copy_edata: bool = False,
-    aggregator: str = "arbitrary",
-) -> Any:
+) -> HeteroGraph:
     """Return the graph with parallel edges made one; edges are in the order of source, then destination.
 
     Args:
         g: the graph.
         return_counts: name of the edge feature for the number of merged edges, int64; None leaves it out.
-        writeback_mapping: also return the new edge of each edge.
         copy_ndata: carry the node features (the tensors are shared).
-        copy_edata: carry the edge features.
-        aggregator: the features of merged edges: "arbitrary" (those of the first), "sum" or "mean". Sums of integers
-            are int64, their means float32.
-
-    Returns:
-        The graph; with ``writeback_mapping`` also int64[num_edges of g], or a dict of them by relation where there are
-        several.
-
-    Raises:
-        InvalidArgumentError: another ``aggregator``.
+        copy_edata: carry the edge features, of merged edges those of the first, whose ids in ``g`` are ``edata[EID]``.
     """
-    if aggregator not in ("arbitrary", "sum", "mean"):
-        raise InvalidArgumentError(f"aggregator must be 'arbitrary', 'sum' or 'mean' (got {aggregator!r})")
     edges, mapping, counts = {}, {}, {}
     for relation in _checked(g, "to_simple").canonical_etypes:
         src, dst = g.all_edges(etype=relation)
@@ -58,26 +42,11 @@ def to_simple(
         if copy_edata:
             first = places.new_full((len(counts[relation]),), len(places))
             first = first.scatter_reduce(0, places, torch.arange(len(places), device=g.device), "amin")
-            for name, rows in g.edges[relation].data.items():
-                frame[name] = _merged(rows, places, counts[relation], first, aggregator)
-            if aggregator == "arbitrary":
-                frame[EID] = first
+            frame.update({name: rows[first] for name, rows in g.edges[relation].data.items()})
+            frame[EID] = first
         if return_counts is not None:
             frame[return_counts] = counts[relation]
-    if not writeback_mapping:
-        return simple
-    return simple, mapping if len(mapping) > 1 else next(iter(mapping.values()))
-
-
-def _merged(
-    rows: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, first: torch.Tensor, aggregator: str
-) -> torch.Tensor:
-    if aggregator == "arbitrary":
-        return rows[first]
-    total = group_sums(rows, places, len(counts))
-    if aggregator == "mean":
-        total = total / counts.reshape(-1, *[1] * (rows.dim() - 1))
-    return rounded(total, rows.dtype)
+    return simple
 
 
 def add_reverse_edges(
@@ -136,8 +105,7 @@ def to_bidirected(g: HeteroGraph, copy_ndata: bool = False, readonly: bool | Non
         InvalidArgumentError: a relation joins two types.
     """
     both = add_reverse_edges(g, copy_ndata=copy_ndata)
-    simple: HeteroGraph = to_simple(both, return_counts=None, copy_ndata=copy_ndata)
-    return simple
+    return to_simple(both, return_counts=None, copy_ndata=copy_ndata)
 
 
 def to_homogeneous(
@@ -218,7 +186,6 @@ def _function(name: str, method: Callable[Concatenate[HeteroGraph, P], R]) -> Ca
 node_subgraph = _function("node_subgraph", HeteroGraph.subgraph)
 edge_subgraph = _function("edge_subgraph", HeteroGraph.edge_subgraph)
 in_subgraph = _function("in_subgraph", HeteroGraph.in_subgraph)
-out_subgraph = _function("out_subgraph", HeteroGraph.out_subgraph)
 reverse = _function("reverse", HeteroGraph.reverse)
 add_self_loop = _function("add_self_loop", HeteroGraph.add_self_loop)
 remove_self_loop = _function("remove_self_loop", HeteroGraph.remove_self_loop)
