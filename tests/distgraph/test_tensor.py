@@ -9,6 +9,7 @@ from layouts import API, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
+from mpigraph.distgraph import new_tensor
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -16,6 +17,7 @@ from mpigraph.errors import (
     PartitionError,
     TensorMismatchError,
 )
+from mpigraph.kernels.rng import combine
 from mpigraph.session.context import current
 
 NAMES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
@@ -97,22 +99,30 @@ def test_two_writers_of_a_row_leave_one_of_the_two(g: dist.DistGraph) -> None:
     assert rows.min() >= 1 and rows.max() <= current().num_trainers
 
 
-def test_init_func_runs_on_trainers(job: SharedJob, oracle) -> None:
-    path = oracle(3)
-    calls = []
+def test_init_func_makes_chunks_whose_draws_are_the_tensors(g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every layout the same, and others for another tensor; the script's own generator does not notice."""
+    monkeypatch.setattr(new_tensor, "CHUNK", 40)
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    t, other = (
+        dist.DistTensor((NUM_NODES, 2), torch.float32, name, init_func=lambda shape, dtype: torch.rand(shape))
+        for name in ("a", None)
+    )
+    assert torch.equal(torch.rand(3), drawn)
+    seeds = [combine(combine(current().store.seed, 1, ord("a")), new_tensor._DRAWS, chunk) for chunk in range(3)]
+    chunks = [torch.rand(rows, 2, generator=torch.Generator().manual_seed(int(seed)))
+              for rows, seed in zip((40, 40, 21), seeds, strict=True)]  # fmt: skip
+    assert torch.equal(t[:], torch.cat(chunks)) and not torch.equal(t[:], other[:])
 
-    def init(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
-        calls.append(shape)
-        return torch.full(shape, 3, dtype=dtype)
 
-    def body() -> int:
-        job.open(path)
-        t = dist.DistTensor((NUM_NODES, 2), torch.int32, init_func=init)
-        assert torch.equal(t[:], torch.full((NUM_NODES, 2), 3, dtype=torch.int32))
-        return sum(shape[0] for shape in calls)
-
-    rows = body()
-    assert sum(job.trainers.allgather(rows)) == NUM_NODES
+def test_rows_go_to_another_device(g: dist.DistGraph) -> None:
+    """``meta`` is a device that every torch has."""
+    rows = g.ndata["feat"].gather([3, 1], device="meta")
+    assert rows.device.type == "meta" and rows.shape == (2, 3)
+    emb = dist.DistEmbedding(NUM_NODES, 5, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert emb([0, 1], "meta").dtype == torch.float32 and emb([0, 1], "meta").device.type == "meta"
 
 
 def test_init_func_that_raises_on_one_trainer_raises_on_all(g: dist.DistGraph) -> None:
