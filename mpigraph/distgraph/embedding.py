@@ -17,7 +17,7 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.new_tensor import InitFunc
 from mpigraph.distgraph.partition_book import PartitionPolicy
-from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.tensor import DistTensor, RowSource
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.rows.owners import RowOwners
@@ -174,9 +174,9 @@ class DistEmbedding:
         self.weight.save(path)
 
     @collective("trainers")
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, source: str | os.PathLike[str] | RowSource) -> None:
         """Overwrite the rows with those of such a file; see :meth:`.DistTensor.load`."""
-        self.weight.load(path)
+        self.weight.load(source)
         self.reset_trace()
 
     def __repr__(self) -> str:

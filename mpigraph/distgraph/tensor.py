@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -193,14 +194,16 @@ class DistTensor:
         _write_npy(session, file, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
     @collective("trainers")
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Overwrite the rows with those of a ``.npy`` file in the original order, as :meth:`save` writes it.
+    def load(self, source: "str | os.PathLike[str] | RowSource") -> None:
+        """Overwrite the rows with others in the original order of the nodes or edges, such as :meth:`save` writes.
 
         Args:
-            path: ends in ``.npy``; every trainer reads a piece. Values are converted to this tensor's dtype.
+            source: the path of a ``.npy`` file, or of another kind in :data:`SOURCES`; or an object with ``shape``,
+                ``dtype`` and rows by slice, such as a dataset of h5py or zarr, or an own class that reads an object
+                store. Every trainer reads a piece, block by block. Values are converted to this tensor's dtype.
 
         Raises:
-            InvalidArgumentError: it is no such file, of another shape, or has values that do not fit the dtype.
+            InvalidArgumentError: it cannot be read, is of another shape, or has values that do not fit the dtype.
             ShardFormatError, GraphDataError: as in :meth:`save`.
 
         All of these are raised on every trainer.
@@ -208,12 +211,13 @@ class DistTensor:
         session = self.handle.session
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
-            saved = _open_npy(_npy_path(path), self.shape)
+            saved = _opened(source)
+            if tuple(saved.shape) != self.shape:
+                raise errors.InvalidArgumentError(f"{source} holds {list(saved.shape)}, not {list(self.shape)}")
         blocks = self.in_original_order()
         with session.world.together(doing):
             for first, ids in blocks:
-                rows = np.array(saved[first : first + len(ids)], saved.dtype.newbyteorder("="))
-                self[ids] = torch.from_numpy(rows)
+                self[ids] = saved[first : first + len(ids)]
         session.control.call(Operation.BARRIER)
 
     @collective("trainers")
@@ -529,13 +533,32 @@ def _write_npy(
                 files[path.stem].write(rows.to(plain.dtype).numpy(), first)
 
 
-def _open_npy(path: Path, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
-    """Map a ``.npy`` file of this shape whose dtype torch has, in any byte order."""
+class RowSource(Protocol):
+    """Rows in their original order, that lie elsewhere."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(rows, *row_shape)``."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Any:
+        """Read consecutive rows, as an array or a tensor."""
+        ...
+
+
+SOURCES: dict[str, Callable[[str], RowSource]] = {".npy": partial(np.lib.format.open_memmap, mode="r")}
+"""Functions that open rows, by how a path ends, or begins, such as "s3://"."""
+
+
+def _opened(source: str | os.PathLike[str] | RowSource) -> RowSource:
+    """Return rows, those of a path opened. Raises InvalidArgumentError if nothing can open it."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    path = os.fspath(source)
+    opener = next((opener for mark, opener in SOURCES.items() if path.endswith(mark) or path.startswith(mark)), None)
+    if opener is None:
+        raise errors.InvalidArgumentError(f"path must end in {' or '.join(SOURCES)} (got {path!r})")
     try:
-        rows = np.lib.format.open_memmap(path, mode="r")
-        torch.from_numpy(np.empty(0, rows.dtype.newbyteorder("=")))
+        return opener(path)
     except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
         raise errors.InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
-    if rows.shape != shape:
-        raise errors.InvalidArgumentError(f"{path} holds {list(rows.shape)}, and {list(shape)} is wanted")
-    return rows

@@ -22,6 +22,9 @@ class _AttentionLayer(ChecksInDegrees):
     attn_l: nn.Parameter
     attn_r: nn.Parameter
     bias: nn.Parameter | None
+    fc: nn.Linear
+    fc_src: nn.Linear
+    fc_dst: nn.Linear
     res_fc: nn.Module | None
 
     def __init__(
