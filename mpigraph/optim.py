@@ -172,9 +172,8 @@ class SparseOptimizer(Optimizer):
         """
         return {"kind": type(self).__name__, "settings": self._saved_settings(), "state": self.state}
 
-    @collective("trainers", "unless the tensors are its own")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`.
+        """Restore a state of :meth:`state_dict`, whose tensors are this optimizer's own.
 
         The kind of optimizer, ``reduction``, and the names of the embeddings must match; other settings, such as the
         learning rate, become the saved ones. Gradients computed so far are dropped.

@@ -156,13 +156,11 @@ class DistEmbedding:
         """The rows, for checkpoints: ``{"weight": self.weight}``."""
         return {"weight": self.weight}
 
-    @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, DistTensor]) -> None:
-        """Take over the rows of a state, and forget all reads, with their gradients.
+        """Forget all reads, with their gradients: a checkpoint has put the rows into the memory of the embedding.
 
         Raises:
-            InvalidArgumentError: it is no such state.
-            TensorMismatchError: they are of another shape, dtype or policy.
+            InvalidArgumentError: it is no state of this embedding.
         """
         check_state("an embedding", state_dict, {"weight": DistTensor})
         self.weight.load_state_dict({"rows": state_dict["weight"]})

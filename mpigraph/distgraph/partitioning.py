@@ -334,4 +334,5 @@ def _without_types(part: HeteroGraph, book: RangePartitionBook) -> HeteroGraph:
     graph.ndata.update({NID: nids, NTYPE: graph.ndata[NTYPE].int()})
     graph.edata.update({EID: eids, ETYPE: graph.edata[ETYPE].int()})
     order = torch.argsort(nids)
-    return graph.subgraph(torch.cat([order[graph.ndata["inner_node"][order] == inner] for inner in (1, 0)]))
+    order = torch.cat([order[graph.ndata["inner_node"][order] == inner] for inner in (1, 0)])
+    return graph.subgraph(order, store_ids=False)

@@ -150,25 +150,15 @@ class DistTensor:
         """The rows, for checkpoints: ``{"rows": self}``."""
         return {"rows": self}
 
-    @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, "DistTensor"]) -> None:
-        """Take over the rows of a tensor of the same shape, dtype and policy; do nothing if they are its own.
+        """Do nothing: a checkpoint has put the rows into the memory of the tensor.
 
         Raises:
-            InvalidArgumentError: it is no such state.
-            TensorMismatchError: it has another shape, dtype or policy.
+            InvalidArgumentError: it is no state of this tensor.
         """
         errors.check_state("a tensor", state_dict, {"rows": DistTensor})
-        other = state_dict["rows"]
-        if other.rows is self.rows:
-            return
-        if (other.shape, other.dtype, other.rows.policy) != (self.shape, self.dtype, self.rows.policy):
-            raise errors.TensorMismatchError(f"rows of {other!r} do not fit {self!r}")
-        for owned in self.owned():
-            for first in range(owned.first, owned.last, _BLOCK):
-                block = slice(first, min(first + _BLOCK, owned.last))
-                self[block] = other[block]
-        self.handle.session.control.call(Operation.BARRIER)
+        if state_dict["rows"].rows is not self.rows:
+            raise errors.InvalidArgumentError(f"{state_dict['rows']!r} is not {self!r}: copy rows by ids")
 
     @collective("trainers")
     def save(self, path: str | os.PathLike[str]) -> None:

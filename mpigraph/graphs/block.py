@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64
-from mpigraph.errors import GraphDataError, InvalidArgumentError, OutOfRangeError
+from mpigraph.errors import InvalidArgumentError, OutOfRangeError
 from mpigraph.graphs import fields
 from mpigraph.graphs.aggregate import InEdges
 from mpigraph.graphs.face import NodesView, count, node_type, renumbered
@@ -72,9 +72,6 @@ class Block(MessagePassing):
             src_ids: node type -> int64[num_src] global ids, destinations first.
             num_dst: node type -> number of destinations.
             want_eids: relations that are left out have edge ids, too.
-
-        Raises:
-            GraphDataError: the arrays contradict each other.
         """
         ids = {t: fields.as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
         frames = _empty_frames(schema, ids, {t: num_dst.get(t, 0) for t in schema.ntypes})
@@ -93,12 +90,6 @@ class Block(MessagePassing):
                 frames.edge[relation] = Frame(0, _edges_of(relation), no_eids)
                 continue
             begins, indices, eids = given
-            rows = frames.dst[dst_type].num_rows
-            if len(begins) != rows + 1 or begins[-1] != len(indices):
-                raise GraphDataError(
-                    f"relation {relation}: indptr has {len(begins)} entries up to {begins[-1]}, "
-                    f"but there are {rows} destinations and {len(indices)} edges"
-                )
             # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
             structures[relation] = InEdges(fields.as_tensor(begins), fields.as_tensor(indices), len(ids[src_type]))
             frames.edge[relation] = Frame(len(indices), _edges_of(relation))
@@ -119,7 +110,7 @@ class Block(MessagePassing):
         return self.srctypes + self.dsttypes
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Return the number of nodes of a type ("SRC/x", "DST/x"; "x" is the source side), or of both sides."""
+        """Return the number of nodes of a type, of its source side if it has both, or of both sides."""
         if ntype is None:
             return count(self._frames.src, None) + count(self._frames.dst, None)
         return self.nodes[ntype].data.num_rows
@@ -128,13 +119,9 @@ class Block(MessagePassing):
 
     @property
     def nodes(self) -> NodesView[Frame]:
-        """View of the nodes: ``nodes["SRC/x"]``, ``nodes["DST/x"]``; "x" is the source side, if it has the type."""
+        """View of the nodes; of a type on both sides those of the source side."""
         src, dst = self._frames.src, self._frames.dst
-        prefixed = {
-            f"{side}/{t}": frame for side, by_type in (("SRC", src), ("DST", dst)) for t, frame in by_type.items()
-        }
-        both = prefixed | dst | src
-        return NodesView(self, both, lambda ntype: node_type(src if ntype is None else both, ntype))
+        return NodesView(self, dst | src, lambda ntype: node_type(src if ntype is None else dst | src, ntype))
 
     def __getitem__(self, etype: EdgeType) -> "Block":
         """Return the block of one relation, which shares the features."""

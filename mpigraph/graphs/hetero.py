@@ -217,10 +217,9 @@ class HeteroGraph(MessagePassing):
         kept[dropped] = False
         src, dst = self._coo(relation)
         fewer = self._with_edges_of(relation, src[kept], dst[kept])
-        frame = fewer._edge_frame(relation)
-        frame.update({name: values[kept] for name, values in self._edge_frame(relation).items()})
+        fewer._edge_frame(relation).update({name: rows[kept] for name, rows in self._edge_frame(relation).items()})
         if store_ids:
-            frame[EID] = kept.nonzero().squeeze(1)
+            fewer._edge_frame(relation)[EID] = kept.nonzero().squeeze(1)
         return fewer
 
     def add_self_loop(

@@ -1,8 +1,7 @@
 """Graphs in memory made of other graphs, by DGL's names; no function changes its argument."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -10,9 +9,6 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def to_simple(
@@ -30,7 +26,7 @@ def to_simple(
         copy_edata: carry the edge features, of merged edges those of the first, whose ids in ``g`` are ``edata[EID]``.
     """
     edges, mapping, counts = {}, {}, {}
-    for relation in _checked(g, "to_simple").canonical_etypes:
+    for relation in g.canonical_etypes:
         src, dst = g.all_edges(etype=relation)
         num = max(g.num_nodes(relation[2]), 1)
         pairs = src * num + dst
@@ -72,7 +68,7 @@ def add_reverse_edges(
         InvalidArgumentError: a relation joins two types, without ``ignore_bipartite``.
     """
     edges, eids = {}, {}
-    for relation in _checked(g, "add_reverse_edges").canonical_etypes:
+    for relation in g.canonical_etypes:
         src, dst = g.all_edges(etype=relation)
         turned = torch.arange(len(src), device=g.device)
         if relation[0] != relation[2]:
@@ -135,7 +131,8 @@ def to_homogeneous(
         InvalidArgumentError: ``g`` is a block; layers take typed blocks as they are.
         FieldNameError: a type lacks a feature.
     """
-    _checked(g, "to_homogeneous")
+    if g.is_block:
+        raise InvalidArgumentError("to_homogeneous takes a graph, not a block: layers take typed blocks as they are")
     counts = [g.num_nodes(ntype) for ntype in g.ntypes], [g.num_edges(relation) for relation in g.canonical_etypes]
     node_counts, edge_counts = (torch.tensor(numbers, dtype=torch.int64, device=g.device) for numbers in counts)
     begin = dict(zip(g.ntypes, (node_counts.cumsum(0) - node_counts).tolist(), strict=True))
@@ -166,28 +163,11 @@ def _within(counts: torch.Tensor) -> torch.Tensor:
     return torch.arange(begins.shape[0], device=counts.device) - begins
 
 
-def _checked(g: HeteroGraph, what: str) -> HeteroGraph:
-    """Return the graph. Raises InvalidArgumentError if it is a block."""
-    if g.is_block:
-        raise InvalidArgumentError(f"{what} takes a graph, not a block: layers take typed blocks as they are")
-    return g
-
-
-def _function(name: str, method: Callable[Concatenate[HeteroGraph, P], R]) -> Callable[Concatenate[HeteroGraph, P], R]:
-    """Return a method of graphs as a function, which refuses blocks."""
-
-    @wraps(method)
-    def function(g: HeteroGraph, /, *args: P.args, **options: P.kwargs) -> R:
-        return method(_checked(g, name), *args, **options)
-
-    return function
-
-
-node_subgraph = _function("node_subgraph", HeteroGraph.subgraph)
-edge_subgraph = _function("edge_subgraph", HeteroGraph.edge_subgraph)
-in_subgraph = _function("in_subgraph", HeteroGraph.in_subgraph)
-reverse = _function("reverse", HeteroGraph.reverse)
-add_self_loop = _function("add_self_loop", HeteroGraph.add_self_loop)
-remove_self_loop = _function("remove_self_loop", HeteroGraph.remove_self_loop)
-add_edges = _function("add_edges", HeteroGraph.with_edges)
-remove_edges = _function("remove_edges", HeteroGraph.without_edges)
+node_subgraph = HeteroGraph.subgraph
+edge_subgraph = HeteroGraph.edge_subgraph
+in_subgraph = HeteroGraph.in_subgraph
+reverse = HeteroGraph.reverse
+add_self_loop = HeteroGraph.add_self_loop
+remove_self_loop = HeteroGraph.remove_self_loop
+add_edges = HeteroGraph.with_edges
+remove_edges = HeteroGraph.without_edges

@@ -241,12 +241,6 @@ def test_a_state_of_something_else_is_refused(job: SharedJob, oracle, shared_pat
         checkpoint.load({"emb": embedding("emb")}, checkpoint_id=path)
 
 
-def test_a_state_can_be_moved_without_files(g: dist.DistGraph) -> None:
-    one, two = embedding("one"), dist.DistEmbedding(NUM_NODES, DIM, "two")
-    two.load_state_dict(one.state_dict())
-    assert torch.equal(two.weight[:], one.weight[:]) and two.weight[:].any()
-
-
 def test_rows_in_their_original_order(g: dist.DistGraph, shared_path: Path) -> None:
     path = shared_path / "feat.npy"
     g.ndata["feat"].save(path)

@@ -78,12 +78,7 @@ def test_more_and_fewer_edges():
         (lambda g: g.subgraph([0.5]), InvalidArgumentError, "must be integers"),
         (lambda g: typed().subgraph([0]), NodeTypeError, "dict by node type"),
         (lambda g: g.edge_ids([9], [0]), OutOfRangeError, "9"),
-        (
-            lambda g: mg.in_subgraph(mg.to_block(g, range(6)), [0]),
-            InvalidArgumentError,
-            "in_subgraph takes .* not a block",
-        ),
-        (lambda g: mg.add_edges(mg.to_block(g), [0], [0]), InvalidArgumentError, "add_edges takes .* not a block"),
+        (lambda g: mg.in_subgraph(mg.to_block(g, range(6)), [0]), InvalidArgumentError, "not a block"),
         (lambda g: mg.add_edges(g, [0], [7]), OutOfRangeError, "7"),
         (lambda g: mg.add_edges(g, [0], [1], {"w": torch.ones(2)}), GraphDataError, "rows"),
     ],

@@ -295,7 +295,6 @@ X8, TWO = torch.ones(8, 3), (torch.ones(9, 3), torch.ones(8, 3))
         (lambda: nn.GATConv(3, 2, 2, **ANY)(whole(), X8, torch.ones(1)), r"11 rows \(got shape \(1,\)"),
         (lambda: nn.GINEConv()(whole(), X8, torch.ones(3, 3)), "must have 11 rows"),
         (lambda: nn.GATConv((3, 3), 2, 2, **ANY)(two_sides(), X8), "needs a pair"),
-        (lambda: nn.edge_softmax(whole(), torch.ones(11), "all"), "expected edge ids.*'all'"),
     ],
 )
 def test_misuse_is_named(call, message):
