@@ -228,14 +228,3 @@ def test_a_checkpoint_is_found_through_a_link(job: SharedJob, around: Path) -> N
         save(around / str(step), step, keep=2)
     assert names(around) == ["400", "500", "link"] and step_of(around / "link") == 200
     assert len([path for path in around.iterdir() if path.is_symlink()]) == 4
-
-
-def test_links_do_not_count(job: SharedJob, around: Path) -> None:
-    jobs = Jobs(around)
-    jobs.save(saver_of(job.session), "200", 200)
-    if job.rank == 0:
-        (around / "best").symlink_to("200")
-    job.trainers.Barrier()
-    save(around / "300", 300, keep=3)
-    assert names(around) == ["100", "200", "300", "best"]
-    assert jobs.newest == ("300", 300)
