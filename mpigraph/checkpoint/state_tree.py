@@ -80,10 +80,6 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
         return leaves.note(where, int(value))
     if isinstance(value, float):
         return leaves.note(where, float(value) if math.isfinite(value) else {"float": repr(float(value))})
-    if isinstance(value, torch.dtype):
-        return leaves.note(where, {"dtype": str(value).removeprefix("torch.")})
-    if isinstance(value, torch.device):
-        return leaves.note(where, {"device": str(value)})
     if isinstance(value, DistTensor):
         leaves.rows_at[where] = value
         return leaves.add("rows", leaves.rows, value, where, f" {value.name} {value.rows.stored}{list(value.shape)}")
@@ -250,10 +246,6 @@ class Decoder:
                 return self._tensor(number)
             case {"array": number}:
                 return self._tensor(number).numpy()
-            case {"dtype": name}:
-                return getattr(torch, name)
-            case {"device": name}:
-                return torch.device(name)
             case {"own": number}:
                 rows = self.own.setdefault(number, [])
                 return OfTrainer(lambda: rows[0])

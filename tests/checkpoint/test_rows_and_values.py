@@ -90,8 +90,6 @@ VALUES = {
     "text": "ünïcode \n \x01",
     "tuple": ((1, [2.5]), (), {"a": {1: "x", (1, "b"): "y", None: "z", 2.5: 0}}),
     "counter": Counter({3: 2}),
-    "dtype": torch.bfloat16,
-    "device": torch.device("cpu"),
     "scalar": np.float32(0.5),
 }
 
