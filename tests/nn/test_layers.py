@@ -267,6 +267,28 @@ def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
     torch.testing.assert_close(layer.double()(few, x[few.srcdata["_ID"]]), layer(whole_graph, x)[:2])
 
 
+PAIRS = {
+    "dot": (1, lambda a, b: (a * b).sum(1, keepdim=True)),
+    "ele": (4, lambda a, b: a * b),
+    "cat": (8, lambda a, b: torch.hstack([a, b])),
+}
+
+
+@pytest.mark.parametrize("op", PAIRS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_scores_of_pairs(op, bias):
+    (width, formula), h_src, h_dst = PAIRS[op], normal(20, 4), normal(20, 4, seed=3)
+    plain, mapped = nn.EdgePredictor(op, 4), nn.EdgePredictor(op, 4, 3, bias).double()
+    torch.testing.assert_close(plain(h_src, h_dst), formula(h_src, h_dst))
+    twin = torch.nn.Linear(width, 3, bias).double()
+    torch.manual_seed(8)
+    mapped.reset_parameters()
+    torch.manual_seed(8)
+    twin.reset_parameters()
+    torch.testing.assert_close(mapped(h_src, h_dst), twin(formula(h_src, h_dst)))
+    assert plain(h_src[:0], h_dst[:0]).shape == (0, width) and not [*plain.parameters()]
+
+
 # What is refused
 
 
@@ -295,6 +317,10 @@ X8, TWO = torch.ones(8, 3), (torch.ones(9, 3), torch.ones(8, 3))
         (lambda: nn.GATConv(3, 2, 2, **ANY)(whole(), X8, torch.ones(1)), r"11 rows \(got shape \(1,\)"),
         (lambda: nn.GINEConv()(whole(), X8, torch.ones(3, 3)), "must have 11 rows"),
         (lambda: nn.GATConv((3, 3), 2, 2, **ANY)(two_sides(), X8), "needs a pair"),
+        (lambda: nn.EdgePredictor("sum"), r"op must be one of .*'sum'"),
+        (lambda: nn.EdgePredictor("distmult"), "for 'cos' normalise rows and take 'dot'.*knowledge_graph.py"),
+        (lambda: nn.EdgePredictor("dot", out_feats=3), "in_feats must be given"),
+        (lambda: nn.EdgePredictor("dot")(X8, X8[:1]), r"one shape \(got \(8, 3\) and \(1, 3\)\)"),
     ],
 )
 def test_misuse_is_named(call, message):
