@@ -88,7 +88,6 @@ def create(
     except Exception as error:
         session.control.call(Operation.CREATE_TENSOR, doing=doing, error=error)
         raise
-    session.unnamed = number
     dtype = dtype_name(request.dtype)
     key = None if request.name is None else (graph, policy, request.name, bool(request.attach))
     handle = held(session, key)
@@ -107,6 +106,7 @@ def create(
         dtype=dtype,
         filled=request.init_func is not None,  # else some trainers would wait for others, which have nothing to fill
     )
+    session.unnamed = number  # not if it failed on any trainer
     if handle is not None and handle.rows is rows:
         if (rows.shape, rows.dtype) != (shape, dtype):
             raise TensorMismatchError(

@@ -274,6 +274,9 @@ def test_trainers_in_different_calls_get_one_error(g: dist.DistGraph) -> None:
         dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
     with pytest.raises(CollectiveError, match="with different arguments.*'filled': False"):  # no wait for the others
         dist.DistTensor((NUM_NODES,), torch.int64, init_func=torch.ones if g.rank() == 0 else None)
+    with pytest.raises(TensorMismatchError, match="no node or edge type has 17 rows"):
+        dist.DistTensor((17 if g.rank() == 0 else NUM_NODES,), torch.int64)
+    assert len(dist.DistTensor((NUM_NODES,), torch.int64)) == NUM_NODES  # all count what has no name alike
     g.barrier()
 
 
