@@ -197,8 +197,8 @@ CHANGES = [
         ("storage/format.py", '"bfloat16": "uint16",', '"bfloat16": "uint16", "float8_e5m2": "uint8",'),
         ("storage/narrow.py", "\n\nFORMS = {\n", FORM),
     ], "h = mg.graph(([0, 1], [2, 2])); h.ndata['x'] = torch.tensor([[1.5], [-3], [5]])\n"
-       "dist.partition_graph(h, 'f', 1, folder, part_method='random', feat_dtype='float8_e5m2')\n"
-       "x = dist.DistGraph('f', part_config=folder / 'f.json').ndata['x']\n"
+       "dist.partition_graph(h, 'f', 1, folder / 'f', part_method='random', feat_dtype='float8_e5m2')\n"
+       "x = dist.DistGraph('f', part_config=folder / 'f' / 'f.json').ndata['x']\n"
        "print(x.storage_dtype, sorted(x[:].flatten().tolist()))", "torch.float8_e5m2 [-3.0, 1.5, 5.0]"),
     Change("an exchange of sampling requests", [
         ("sampling/exchanges.py", "EXCHANGES: tuple[type[Exchange], ...] = (", EXCHANGE),
