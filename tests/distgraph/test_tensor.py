@@ -9,7 +9,6 @@ from layouts import API, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.distgraph import new_tensor
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -17,7 +16,6 @@ from mpigraph.errors import (
     PartitionError,
     TensorMismatchError,
 )
-from mpigraph.kernels.rng import combine
 from mpigraph.session.context import current
 
 NAMES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"
@@ -97,23 +95,6 @@ def test_two_writers_of_a_row_leave_one_of_the_two(g: dist.DistGraph) -> None:
     rows = t[:]
     assert (rows == rows[:, :1]).all()
     assert rows.min() >= 1 and rows.max() <= current().num_trainers
-
-
-def test_init_func_makes_chunks_whose_draws_are_the_tensors(g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On every layout the same, and others for another tensor; the script's own generator does not notice."""
-    monkeypatch.setattr(new_tensor, "CHUNK", 40)
-    torch.manual_seed(5)
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    t, other = (
-        dist.DistTensor((NUM_NODES, 2), torch.float32, name, init_func=lambda shape, dtype: torch.rand(shape))
-        for name in ("a", None)
-    )
-    assert torch.equal(torch.rand(3), drawn)
-    seeds = [combine(combine(current().store.seed, 1, ord("a")), new_tensor._DRAWS, chunk) for chunk in range(3)]
-    chunks = [torch.rand(rows, 2, generator=torch.Generator().manual_seed(int(seed)))
-              for rows, seed in zip((40, 40, 21), seeds, strict=True)]  # fmt: skip
-    assert torch.equal(t[:], torch.cat(chunks)) and not torch.equal(t[:], other[:])
 
 
 def test_rows_go_to_another_device(g: dist.DistGraph) -> None:
