@@ -109,9 +109,9 @@ def main():
     device = common.start_torch(args.backend)
     with graphs.graph_files(lambda folder: graphs.write_stream(folder, args.stream), args.part_config) as part_config:
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
-    time, book = g.edata["time"], g.get_partition_book()
-    border = int(torch.quantile(time[:].double(), 1 - args.test_part))
-    parts = mg.distributed.edge_split(time, book, before=border), mg.distributed.edge_split(time, book, since=border)
+    time, book = g.edata["time"][:], g.get_partition_book()
+    border = int(torch.quantile(time.double(), 1 - args.test_part))
+    parts = [mg.distributed.edge_split(mask, book) for mask in (time < border, time >= border)]
     learn, test = (eids[g.edata["forward"][eids]] for eids in parts)  # each contact once
     for obeys in (True, False):
         model = train(g, learn, obeys, args, device)

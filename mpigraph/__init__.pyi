@@ -23,7 +23,6 @@ from .graphs.transforms import (
     edge_subgraph as edge_subgraph,
     in_subgraph as in_subgraph,
     node_subgraph as node_subgraph,
-    out_subgraph as out_subgraph,
     remove_edges as remove_edges,
     remove_self_loop as remove_self_loop,
     reverse as reverse,

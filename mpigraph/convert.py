@@ -19,7 +19,7 @@ from mpigraph.formats.original import as_numpy
 from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID, Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
-from mpigraph.graphs.pyg import from_pyg, to_pyg
+from mpigraph.graphs.pyg import from_pyg
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
 from mpigraph.namespaces import attach
@@ -27,7 +27,7 @@ from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature
 
-__all__ = ["as_graph", "from_dgl", "from_files", "from_networkx", "from_pyg", "from_scipy", "to_pyg"]
+__all__ = ["as_graph", "from_dgl", "from_files", "from_networkx", "from_pyg", "from_scipy"]
 
 
 def as_graph(obj: Any) -> HeteroGraph:

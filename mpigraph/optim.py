@@ -172,9 +172,8 @@ class SparseOptimizer(Optimizer):
         """
         return {"kind": type(self).__name__, "settings": self._saved_settings(), "state": self.state}
 
-    @collective("trainers", "unless the tensors are its own")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state of :meth:`state_dict`.
+        """Restore a state of :meth:`state_dict`, whose tensors are this optimizer's own.
 
         The kind of optimizer, ``reduction``, and the names of the embeddings must match; other settings, such as the
         learning rate, become the saved ones. Gradients computed so far are dropped.
@@ -182,14 +181,14 @@ class SparseOptimizer(Optimizer):
         Raises:
             InvalidArgumentError: it is no state, or one of another kind of optimizer or of other embeddings.
         """
-        settings = self.check_state_dict(state_dict)
+        settings = self._checked_settings_of(state_dict)
         for emb, tensors in self.state.items():
             for name, tensor in tensors.items():
                 tensor.load_state_dict({"rows": state_dict["state"][emb][name]})
         self.param_groups[0].update(settings)
         self.zero_grad()
 
-    def check_state_dict(self, state_dict: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+    def _checked_settings_of(self, state_dict: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
         """Check a state, and return its settings; raises as :meth:`load_state_dict` does."""
         check_state("an optimizer", state_dict, {"kind": str, "settings": Mapping, "state": Mapping})
         settings, state = state_dict["settings"], state_dict["state"]

@@ -236,14 +236,7 @@ OF_ONE_TYPE: list[Call] = [
     (lambda g: g.ndata["feat"][np.zeros(2, "i4,i4")], ERROR, "expected numbers"),
     (lambda g: g.ndata["feat"][slice("a", 2)], ERROR, "index of tensor 'feat': slice indices"),
     (lambda g: g.ndata["feat"][::0], ERROR, "index of tensor 'feat': slice step"),
-    (lambda g: g.ndata["feat"].gather([1], out="x"), ERROR, "out must be a tensor"),
     (lambda g: g.ndata["feat"].gather([1], device="abc"), ERROR, "there is no device 'abc'"),
-    (lambda g: g.ndata["feat"].gather([0, 1], out=torch.empty(3, 5)), ERROR,
-     r"out must be \(2, 3\) torch.float32 \(got \(3, 5\) torch.float32\)"),
-    (lambda g: g.ndata["feat"].gather([0, 1], out=torch.empty(2, 3).double()), ERROR, "got .2, 3. torch.float64"),
-    (lambda g: g.ndata["feat"].gather([0, 1], out=torch.empty(2, 3), device="meta"), ERROR,
-     "out is on cpu, the rows are wanted on meta"),
-    (lambda g: g.ndata["feat"].gather([NUM_NODES], out=torch.empty(1, 3)), OutOfRangeError, "row 101"),
     *((lambda g, ids=ids: emb("bad")(ids), kind, words) for ids, kind, words in (
         ([3, 101], OutOfRangeError, r"'bad': row 101 at position 1 is out of range \(valid: 0 to 100\)"),
         (torch.tensor([-1]), IndexError, "'bad': row -1"),
@@ -309,10 +302,6 @@ OF_ONE_TYPE: list[Call] = [
     (lambda g: dist.node_split(torch.ones(NUM_NODES), rank="x"), ERROR, "rank must be an integer"),
     (lambda g: dist.node_split(torch.ones(NUM_NODES), rank=99), ERROR, "rank must be an integer"),
     (lambda g: dist.node_split(torch.ones(NUM_NODES), "x"), ERROR, "partition_book must be"),
-    (lambda g: dist.node_split(g.ndata["orig"], since=1.5), ERROR, "since must be an integer"),
-    (lambda g: dist.node_split(torch.rand(NUM_NODES), before=3), ERROR, "times must be integers"),
-    *((lambda g, to=to: dist.node_split(to(np.full(NUM_NODES, 2**64 - 1, np.uint64)), before=3), ERROR,
-       "times must fit int64") for to in (np.array, np.ndarray.tolist)),  # the bits of -1 would be before all others
     *((lambda g, wrong=wrong, dtype=dtype: dist.node_split(
         np.where(np.arange(NUM_NODES) == 50, wrong, 1).astype(dtype), rank=0), ERROR, "a mask has 0 or 1")
       for wrong, dtype in ((-1, "i1"), (2, "i8"), (-1, "f4"), (2, "f4"), (0.5, "f4"), (np.nan, "f4"))),

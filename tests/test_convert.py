@@ -11,9 +11,8 @@ import scipy.sparse
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy, to_pyg
+from mpigraph.convert import as_graph, from_dgl, from_networkx, from_pyg, from_scipy
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph
 
@@ -155,32 +154,30 @@ def same_graphs(one, other):
     return all(torch.equal(mine[side], theirs[side]) for mine, theirs in ends for side in (0, 1))
 
 
-def test_typed_graphs_go_to_pyg_and_back():
-    g = typed_graph()
-    data = to_pyg(g)
-    assert isinstance(data, HeteroData)
-    assert data.node_types == g.ntypes and data.edge_types == g.canonical_etypes
-    assert data["zone"].num_nodes == 2 and data["item 2"].num_nodes == 3
-    for relation, (src, dst) in TYPED.items():
-        assert data[relation].edge_index.dtype == torch.int64 and data[relation].edge_index.tolist() == [src, dst]
-        assert torch.equal(data[relation].edge_attr, g.edges[relation].data["edge_attr"])
-    assert data["user"].x is g.nodes["user"].data["x"] and data["user"].train_mask.dtype == torch.bool
-    assert data["user"].is_node_attr("train_mask") and data["user", "likes.most", "user"].is_edge_attr("time")
+def test_typed_graphs_of_pyg():
+    g, data = typed_graph(), HeteroData()
+    for ntype in g.ntypes:
+        data[ntype].num_nodes = g.num_nodes(ntype)
+        data[ntype].update(dict(g.nodes[ntype].data))
+    for relation in g.canonical_etypes:
+        data[relation].edge_index = g.edge_index(relation)
+        data[relation].update(dict(g.edges[relation].data))
+    data["user"].index, data[WROTE].index = torch.ones(6, 2), torch.arange(2)  # none of nodes turns with "index"
+    g.nodes["user"].data["index"], g.edges[WROTE].data["index"] = torch.ones(6, 2), torch.arange(2)
     assert same_graphs(from_pyg(data), g) and same_graphs(as_graph(data), g)
-    one = to_pyg(heterograph({("paper", "cites", "paper"): ([0, 1], [1, 0])}))
-    assert isinstance(one, HeteroData) and from_pyg(one).canonical_etypes == [("paper", "cites", "paper")]
+    assert from_pyg(data).nodes["user"].data["x"] is data["user"].x
 
 
-def test_untyped_graphs_go_to_pyg_and_back():
-    g = graph(([4, 1, 1, 4], [0, 2, 2, 0]), num_nodes=7)
-    assert same_graphs(from_pyg(to_pyg(g)), g)  # without features
-    g.ndata.update({"x": torch.randn(7, 2), "val_mask": torch.arange(7) > 3, NID: torch.arange(7) * 3})
-    g.edata.update({"edge_attr": torch.randn(4), EID: torch.tensor([8, 1, 9, 0])})
-    data = to_pyg(g)
-    assert isinstance(data, Data) and data.validate()
-    assert data.num_nodes == 7 and data.edge_index.tolist() == [[4, 1, 1, 4], [0, 2, 2, 0]]
-    assert data.n_id.tolist() == [0, 3, 6, 9, 12, 15, 18] and data.e_id.tolist() == [8, 1, 9, 0]
-    assert same_graphs(from_pyg(data), g)
+def test_original_ids_and_names_with_index():
+    """In PyG "index" turns an attribute of several dimensions, but no vector."""
+    data = Data(edge_index=torch.tensor([[4, 1, 1, 4], [0, 2, 2, 0]]), num_nodes=7, n_id=torch.arange(7) * 3)
+    data.update({"e_id": torch.tensor([8, 1, 9, 0]), "node_index": torch.arange(7), "index": torch.arange(4)})
+    data.edge_label_index, data.face, data.adj_t = torch.zeros(2, 2), torch.ones(3, 3), torch.eye(3).to_sparse_csr()
+    g = from_pyg(data)
+    assert sorted(g.ndata) == [NID, "node_index"] and g.ndata[NID].tolist() == [0, 3, 6, 9, 12, 15, 18]
+    assert sorted(g.edata) == [EID, "index"] and g.edata[EID].tolist() == [8, 1, 9, 0]
+    data.node_index = torch.ones(7, 2)
+    assert "node_index" not in from_pyg(data).ndata
 
 
 def test_as_many_edges_as_nodes():
@@ -190,24 +187,6 @@ def test_as_many_edges_as_nodes():
     data.edge_label_index, data.e_id = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([5, 6, 7])
     g = from_pyg(data)
     assert sorted(g.ndata) == ["x", "y"] and sorted(g.edata) == sorted([EID, "edge_attr"])
-    g.edata["w"] = torch.zeros(3)  # nothing in PyG says that it is of edges
-    assert "w" in from_pyg(to_pyg(g)).ndata
-
-
-def test_names_with_index():
-    """In PyG "index" turns an attribute of several dimensions, but no vector, and none of nodes in a HeteroData."""
-    plain, typed = graph(([4, 1, 1], [0, 2, 2]), num_nodes=7), typed_graph()
-    plain.ndata["node_index"], plain.edata["index"] = torch.arange(7), torch.arange(3)
-    typed.nodes["user"].data["index"], typed.edges[WROTE].data["index"] = torch.ones(6, 2), torch.arange(2)
-    for g in (plain, typed):
-        assert same_graphs(from_pyg(to_pyg(g)), g)
-    plain.ndata["node_index"], typed.edges[WROTE].data["index"] = torch.ones(7, 2), torch.ones(2, 3)
-    for g, owner in ((plain, "nodes of type '_N'"), (typed, "edges of relation")):
-        with pytest.raises(InvalidArgumentError, match=f"index' on {owner}.*PyG means something else"):
-            to_pyg(g)
-    data = Data(edge_index=torch.tensor([[0, 1], [1, 2]]), edge_label_index=torch.zeros(2, 2), face=torch.ones(3, 3))
-    data.num_nodes, data.adj_t = 3, torch.eye(3).to_sparse_csr()
-    assert list(from_pyg(data).ndata) == list(from_pyg(data).edata) == []
 
 
 def test_what_pyg_does_not_say():
@@ -233,23 +212,6 @@ def test_what_pyg_does_not_say():
     named = HeteroData()
     named["a", "b:c", "a"].edge_index = torch.zeros(2, 1, dtype=torch.int64)
     assert from_pyg(named).canonical_etypes == [("a", "b:c", "a")]
-
-
-def test_what_pyg_cannot_keep():
-    g = graph(([0, 1], [1, 2]))
-    with pytest.raises(InvalidArgumentError, match="not a block"):
-        to_pyg(to_block(g, [1, 2]))
-    g.ndata.update({NID: torch.arange(3), "n_id": torch.arange(3)})  # original ids have one name
-    with pytest.raises(InvalidArgumentError, match="feature 'n_id' on nodes"):
-        to_pyg(g)
-    del g.ndata["n_id"]
-    g.ndata["w"], g.edata["w"] = torch.ones(3), torch.ones(2)
-    with pytest.raises(InvalidArgumentError, match="nodes and edges both have 'w'"):
-        to_pyg(g)
-    del g.edata["w"]
-    g.ndata["num_nodes"] = torch.ones(3)
-    with pytest.raises(InvalidArgumentError, match="feature 'num_nodes' on nodes of type '_N'"):
-        to_pyg(g)
 
 
 class DGLStandIn:

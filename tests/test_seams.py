@@ -94,6 +94,38 @@ def read(path, options):
 
 PAIRS = Layout("pairs", "", lambda path: path.suffix == ".pairs", read)
 """
+STORE = '''
+import fsspec
+import numpy as np
+
+
+class Rows:
+    """Rows of 32-bit numbers in an object, behind a line with their shape."""
+
+    def __init__(self, url):
+        self.file = fsspec.open(url, "rb").open()
+        self.shape = tuple(map(int, self.file.readline().split()))
+        self.begin = self.file.tell()
+
+    def __getitem__(self, rows):
+        width = self.shape[1]
+        self.file.seek(self.begin + 4 * width * rows.start)
+        return np.frombuffer(self.file.read(4 * width * (rows.stop - rows.start)), np.float32).reshape(-1, width)
+'''
+FORM = """
+
+def _to_eight_bits(rows):
+    stored, lost = _to_float16(rows)
+    return (stored.view(np.uint16) >> 8).astype(np.uint8), lost
+
+
+def _from_eight_bits(rows):
+    rows[:] = (narrow_part(rows, np.dtype(np.uint8)).astype(np.uint16) << 8).view(np.float16)
+
+
+FORMS = {
+    "float8_e5m2": Form(_to_eight_bits, _from_eight_bits),
+"""
 EXCHANGE = '''
 
 class Counting(ByMessages):
@@ -152,6 +184,22 @@ CHANGES = [
         ("checkpoint/job_state.py", '"draws": session.num_draws,', '"draws": session.num_draws, "seam": 7,'),
         ("checkpoint/job_state.py", "    session.num_draws = ", '    print(state["seam"])\n    session.num_draws = '),
     ], "mg.checkpoint.save({}, checkpoint_id=folder / 'c'); mg.checkpoint.load({}, checkpoint_id=folder / 'c')", "7"),
+    Change("a source of features", [
+        ("distgraph/object_store.py", "", STORE),
+        ("distgraph/tensor.py", "from mpigraph.distgraph.typed_ids import to_rows\n",
+         "from mpigraph.distgraph.object_store import Rows\nfrom mpigraph.distgraph.typed_ids import to_rows\n"),
+        ("distgraph/tensor.py", 'RowSource]] = {".npy"', 'RowSource]] = {"memory://": Rows, ".npy"'),
+    ], "import fsspec; rows = np.arange(404, dtype=np.float32)\n"
+       "with fsspec.open('memory://x', 'wb') as file: file.write(b'101 4\\n' + rows.tobytes())\n"
+       "t = dist.DistTensor((101, 4), torch.float32, 'x'); t.load('memory://x'); g.ndata['x'] = t\n"
+       "print(t[g.ndata['orig'][:].argsort()[[100]]].tolist())", "[[400.0, 401.0, 402.0, 403.0]]"),
+    Change("a form in which features are stored", [
+        ("storage/format.py", '"bfloat16": "uint16",', '"bfloat16": "uint16", "float8_e5m2": "uint8",'),
+        ("storage/narrow.py", "\n\nFORMS = {\n", FORM),
+    ], "h = mg.graph(([0, 1], [2, 2])); h.ndata['x'] = torch.tensor([[1.5], [-3], [5]])\n"
+       "dist.partition_graph(h, 'f', 1, folder / 'f', part_method='random', feat_dtype='float8_e5m2')\n"
+       "x = dist.DistGraph('f', part_config=folder / 'f' / 'f.json').ndata['x']\n"
+       "print(x.storage_dtype, sorted(x[:].flatten().tolist()))", "torch.float8_e5m2 [-3.0, 1.5, 5.0]"),
     Change("an exchange of sampling requests", [
         ("sampling/exchanges.py", "EXCHANGES: tuple[type[Exchange], ...] = (", EXCHANGE),
         ("config.py", '"alltoallv", "sparse")', '"alltoallv", "sparse", "counting")'),
@@ -161,6 +209,7 @@ BEGIN = """
 import os, sys
 from pathlib import Path
 os.environ["MPIGRAPH_SAMPLING"] = "counting"
+import numpy as np
 import torch
 import mpigraph as mg
 import mpigraph.distributed as dist

@@ -37,13 +37,12 @@ def save(
     *,
     checkpoint_id: str | os.PathLike[str],
     keep: int | None = None,
-    overwrite: bool = False,
 ) -> None:
     """Save a job, so that any number of ranks can go on from there.
 
     Call it between two steps, on every trainer: minibatches that a loader has returned count as used. The checkpoint
-    also holds the state of the job: the number of draws outside loaders, the next epoch of every loader, and the state
-    of torch's default generators on each trainer.
+    also holds the state of the job: the number of draws outside loaders, the next epoch of every loader, and the states
+    of the default generators of torch, numpy and Python on each trainer.
 
     Args:
         state_dict: name -> value, in dicts and lists of any depth: objects with ``state_dict`` and ``load_state_dict``
@@ -55,8 +54,6 @@ def save(
         keep: how many checkpoints to keep in the folder around, this one included; at least 2, so that one is left if
             the newest is damaged; by default all. Damaged ones do not count: they stay until there are that many newer
             ones that are whole. Checkpoints of other jobs are read once to verify them.
-        overwrite: write into a folder that holds other files and no checkpoint. They stay, except those named like
-            files of a checkpoint.
 
     Raises:
         InvalidArgumentError: an argument is not as described above; or the folder holds other files.
@@ -70,7 +67,7 @@ def save(
     :func:`load` or save there. So a stopped and forgotten job cannot overwrite the checkpoints of its successor. Jobs
     that only load take the folder from no other job.
     """
-    _save(state_dict, checkpoint_id, keep, overwrite, background=False)
+    _save(state_dict, checkpoint_id, keep, background=False)
 
 
 @collective("trainers")
@@ -79,7 +76,6 @@ def async_save(
     *,
     checkpoint_id: str | os.PathLike[str],
     keep: int | None = None,
-    overwrite: bool = False,
 ) -> None:
     """Save as :func:`save` does, in the background: copy to memory, and write in a thread while training goes on.
 
@@ -87,7 +83,7 @@ def async_save(
     also raise its error. Each trainer needs memory for the rows that it owns, with their optimizer states, and keeps it
     for the next save. Without MPI_THREAD_MULTIPLE this is :func:`save`. Arguments and errors are those of :func:`save`.
     """
-    _save(state_dict, checkpoint_id, keep, overwrite, background=True)
+    _save(state_dict, checkpoint_id, keep, background=True)
 
 
 def wait() -> None:
@@ -103,7 +99,6 @@ def _save(
     state_dict: dict[str, Any],
     checkpoint_id: str | os.PathLike[str],
     keep: int | None,
-    overwrite: bool,
     background: bool,
 ) -> None:
     session = current()
@@ -113,7 +108,7 @@ def _save(
         if keep is not None:
             check_integer("keep", keep, 2)
         if session.rank == 0:
-            folder.check_vacant(directory, overwrite)
+            folder.check_vacant(directory)
     saver_of(session).save(state_dict, directory, keep, background)
 
 
@@ -128,7 +123,7 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
 
     Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, also in lists, whose
     length must be as saved; other values are replaced by the saved ones. Afterwards every trainer reads the new rows.
-    Further values of the checkpoint are ignored. The job continues with its number of draws, and with torch's
+    Further values of the checkpoint are ignored. The job continues with its number of draws, and with the
     generators as they were on each trainer; on another number of trainers they are seeded anew. On the same number of
     trainers, with the same seeds and batch size, loaders continue with the very minibatches that would have come next;
     else the trainers share the rest of the epoch's seeds.
@@ -139,8 +134,8 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
 
     Raises:
         ShardFormatError: a file is missing or damaged; names it. Some values may have been overwritten.
-        InvalidArgumentError: a value does not fit the saved one; names it. All values are as they were, unless an
-            object of the user refuses a state that contains rows of a DistTensor.
+        InvalidArgumentError: a value does not fit the saved one; names it. If an object refuses its state, some values
+            have been overwritten.
 
     Every trainer raises the same error; the error of an earlier :func:`async_save` is raised here, too.
     """

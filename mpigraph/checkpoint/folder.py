@@ -50,8 +50,7 @@ MANIFEST = "manifest.json"
 _FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
 GRAPH = "checkpoint"  # stands where shards have the name of their graph
 TENSORS = "tensors"
-_FORMAT = "mpigraph-checkpoint"
-_VERSION = 4
+_VERSION = 5
 _WRITER = ".mpigraph-writer"
 _RECORD = 1024  # bytes of that file
 _PATIENCE = 60.0  # seconds to wait for a lock that other processes hold for milliseconds
@@ -136,7 +135,7 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write it into a folder; the checkpoint there becomes this one. Raises StorageError."""
-        content = {"format": _FORMAT, "version": _VERSION, **self.content()}
+        content = {"version": _VERSION, **self.content()}
         with NewFile(directory / MANIFEST, durable=True) as file:
             file.write(json.dumps(content | {"checksum": checksum(content)}).encode() + b"\n")
 
@@ -150,16 +149,15 @@ class Manifest:
             raise ShardFormatError(f"{path}: cannot read the manifest of a checkpoint: {error.strerror}") from error
         except ValueError as error:
             raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise ShardFormatError(f"{path}: not the manifest of a checkpoint")
-        if content.pop("checksum", None) != checksum(content):
-            raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
-        if content["version"] != _VERSION:
+        if not isinstance(content, dict) or content.pop("checksum", None) != checksum(content):
+            raise ShardFormatError(f"{path}: damaged, or not the manifest of a checkpoint: its checksum does not match")
+        version = content.pop("version")
+        if version != _VERSION:
             raise OtherVersionError(
-                f"{path}: a checkpoint of version {content['version']}, and this library reads {_VERSION}: go on with "
-                "the library that wrote it, or with another folder of checkpoints"
+                f"{path}: a checkpoint of version {version}, and this library reads {_VERSION}: go on with the library "
+                "that wrote it, or with another folder of checkpoints"
             )
-        return cls.of({name: value for name, value in content.items() if name not in ("format", "version")})
+        return cls.of(content)
 
 
 _LISTS = {"tensors": Tensor, "rows": TensorRows, "own": Own}
@@ -255,13 +253,12 @@ def _belongs_to_save(name: str, except_word: str = "") -> bool:
     return name == _UNFINISHED or (match is not None and match[1] != except_word)
 
 
-def check_vacant(directory: Path, overwrite: bool) -> None:
+def check_vacant(directory: Path) -> None:
     """Check that a save may write into a folder.
 
     Raises:
         OtherVersionError: it holds a checkpoint of another version, which the save would replace.
-        InvalidArgumentError: without ``overwrite``: it holds files of others, and no checkpoint. Hidden files do not
-            count.
+        InvalidArgumentError: it holds files of others, and no checkpoint. Hidden files do not count.
     """
     try:
         Manifest.read(directory)
@@ -273,10 +270,9 @@ def check_vacant(directory: Path, overwrite: bool) -> None:
         return
     own = set(filter(_belongs_to_save, names))
     foreign = sorted(name for name in names - own if not name.startswith("."))
-    if foreign and not overwrite and not (own and MANIFEST in names):
+    if foreign and not (own and MANIFEST in names):
         raise InvalidArgumentError(
-            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own, or say "
-            "overwrite=True"
+            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own"
         )
 
 

@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from mpigraph.checkpoint.folder import GRAPH, TENSORS, Manifest, Peers, TensorRows
-from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.state_tree import Decoder, LoadedObject
+from mpigraph.checkpoint.job_state import load_epochs, load_generators
+from mpigraph.checkpoint.state_tree import Decoder
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.log import get_logger
 from mpigraph.rows.transport import nothing
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
-from mpigraph.storage.files import NewFile
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, read_chunks
 
@@ -119,10 +116,6 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         with peers.together(doing):
             _read_own(peers, manifest, file, plan)
         with peers.together(doing):
-            for loaded in plan.objects:
-                loaded.check()
-        _load_or_restore(peers, [loaded for loaded in plan.objects if not loaded.waits_for_rows], doing)
-        with peers.together(doing):
             for number, tensor in plan.rows:
                 _read_rows(manifest.rows[number], f"rows/{number}", file, tensor)
     for _, tensor in plan.rows:
@@ -132,29 +125,14 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     with peers.together(doing):
         if peers.leads:
             get_logger().warning("resumes from checkpoint %s", directory)
-        load_job(session, job)
+        load_epochs(session, job)
         for put in plan.put:
             put()
-    for loaded in plan.objects:
-        if loaded.waits_for_rows:
-            with peers.together(doing):
-                loaded.load()
-
-
-@collective("trainers")
-def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> None:
-    """Load the states of objects; if one refuses, restore the states of all."""
-    before: list[tuple[LoadedObject, Any]] = []
-    try:
-        for loaded in objects:
-            with peers.together(doing):
-                before.append((loaded, loaded.copied_state()))
-                loaded.load()
-    except MPIGraphError:  # on every trainer
-        for loaded, state in before:
-            if state is not None:
-                loaded.target.load_state_dict(state)
-        raise
+    for load_object in plan.objects:  # they may read rows
+        with peers.together(doing):
+            load_object()
+    with peers.together(doing):
+        load_generators(session, job)  # last: an object may have drawn
 
 
 def _check_rows(saved: TensorRows, tensor: DistTensor) -> None:
@@ -203,46 +181,3 @@ def _read_rows(saved: TensorRows, name: str, file: Callable[[int], ShardReader],
                     with tensor.rows.writing(owned.host) as segment:
                         rows = segment[at : at + end - begin]
                         file(trainer).read_into(f"{name}/{place}", rows, begin - first)
-
-
-def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model") -> None:
-    """Write one value of a checkpoint, such as a model's ``state_dict``, to a file that torch reads by itself.
-
-    ``model.load_state_dict(torch.load(path, weights_only=True))`` then works wherever torch is: the file holds only
-    tensors, numbers, strings and containers. This needs no job, no MPI, and of the checkpoint only the manifest and
-    the first trainer's file.
-
-    Args:
-        checkpoint_id: the folder of the checkpoint.
-        path: the file to write, usually ``.pt``.
-        name: key of the value in the saved state dict. The prefix ``module.`` that DistributedDataParallel adds is
-            removed. To write embeddings use :meth:`.DistEmbedding.save`.
-
-    Raises:
-        ShardFormatError: a file is missing or damaged; names it.
-        InvalidArgumentError: there is no such value, or it contains rows that are spread over hosts.
-        StorageError: the file cannot be written.
-    """
-    directory = as_directory(checkpoint_id)
-    manifest = Manifest.read(directory)
-    data = np.empty(int(manifest.ends()[-1]), np.uint8)
-    with opened(manifest, directory) as file:
-        file(0).read_into(TENSORS, data)
-    decoder = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}", arrays=False)
-    state: dict[str, Any] = {name: None}
-    decoder.update(state, manifest.state)
-    for put in decoder.put:
-        put()
-    value = state[name]
-    if decoder.own:
-        raise InvalidArgumentError(
-            f"{name!r} of the checkpoint {str(directory)!r} differs between trainers (it has OfTrainer)"
-        )
-    if _has_names(value) and _has_names(getattr(value, "_metadata", {})):
-        consume_prefix_in_state_dict_if_present(value, "module.")
-    with NewFile(Path(path)) as file:
-        torch.save(value, file)
-
-
-def _has_names(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(key, str) for key in value)

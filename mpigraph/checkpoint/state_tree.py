@@ -30,11 +30,7 @@ _DEEPEST = 200  # nested values: Python can always recurse this deep
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object with a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers.
-
-    It may also have ``check_state_dict(state_dict)``, which raises InvalidArgumentError if the state does not fit, and
-    changes nothing. Without it, if another object refuses its state, this one gets its old state back.
-    """
+    """An object with a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
@@ -84,10 +80,6 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
         return leaves.note(where, int(value))
     if isinstance(value, float):
         return leaves.note(where, float(value) if math.isfinite(value) else {"float": repr(float(value))})
-    if isinstance(value, torch.dtype):
-        return leaves.note(where, {"dtype": str(value).removeprefix("torch.")})
-    if isinstance(value, torch.device):
-        return leaves.note(where, {"device": str(value)})
     if isinstance(value, DistTensor):
         leaves.rows_at[where] = value
         return leaves.add("rows", leaves.rows, value, where, f" {value.name} {value.rows.stored}{list(value.shape)}")
@@ -150,25 +142,24 @@ def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
 class Decoder:
     """Turns trees into values: ``tensor(number)`` returns a tensor, ``what`` names the checkpoint in errors.
 
-    Without ``arrays``, numpy arrays become tensors. It collects what is to be read, and assigned afterwards.
+    It collects what is to be read, and assigned afterwards.
 
     Attributes:
         rows: numbers of DistTensors, and the tensors to overwrite.
         own: by the number of an OfTrainer, a list that gets its rows.
-        put: called last, to assign the values.
-        objects: those that get a state.
+        put: called once all is read, to assign the values.
+        objects: called last, to load the states of objects.
         places: what is wanted at each place of the state dict.
     """
 
-    def __init__(self, tensor: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
+    def __init__(self, tensor: Callable[[int], torch.Tensor], what: str) -> None:
         self._tensor = tensor
         self._what = what
-        self._arrays = arrays
         self._rows_at: dict[str, DistTensor] = {}
         self.rows: list[tuple[int, DistTensor]] = []
         self.own: dict[int, list[torch.Tensor]] = {}
         self.put: list[Callable[[], object]] = []
-        self.objects: list[LoadedObject] = []
+        self.objects: list[Callable[[], None]] = []
         self.places: dict[str, str] = {}
 
     def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
@@ -209,11 +200,10 @@ class Decoder:
             there, here = tree.get("class"), _compared_class(value)
             if there and here and there != here:
                 raise InvalidArgumentError(f"{self._what}: {where} is a {there} there, and a {here} here")
-            has_rows = _holds_rows(tree)
-            if has_rows:
+            if _holds_rows(tree):
                 self._rows_at |= _rows_in(value, where)
             state = self.decode(tree["object"], where)
-            self.objects.append(LoadedObject(value, state, f"{self._what}: {where}", has_rows))
+            self.objects.append(partial(_load, value, state, f"{self._what}: {where}"))
             return value
         if type(value) in _MAPPINGS.values():
             self.update(value, tree, where)
@@ -255,11 +245,7 @@ class Decoder:
             case {"tensor": number}:
                 return self._tensor(number)
             case {"array": number}:
-                return self._tensor(number).numpy() if self._arrays else self._tensor(number)
-            case {"dtype": name}:
-                return getattr(torch, name)
-            case {"device": name}:
-                return torch.device(name)
+                return self._tensor(number).numpy()
             case {"own": number}:
                 rows = self.own.setdefault(number, [])
                 return OfTrainer(lambda: rows[0])
@@ -316,45 +302,11 @@ def _holds_rows(tree: Tree) -> bool:
     return isinstance(tree, dict) and ("rows" in tree or any(map(_holds_rows, tree.values())))
 
 
-@dataclass
-class LoadedObject:
-    """An object, and the state to load into it."""
-
-    target: Stateful
-    state: dict[str, Any]
-    where: str  # names it in errors
-    has_rows: bool  # of DistTensors, in its state
-
-    @property
-    def waits_for_rows(self) -> bool:
-        """Return whether to load it after rows: it may read them, or :meth:`check` was able to refuse before."""
-        return self.has_rows or hasattr(self.target, "check_state_dict")
-
-    def check(self) -> None:
-        """Call ``check_state_dict`` if the object has it. Raises InvalidArgumentError if the state does not fit."""
-        self._call(getattr(self.target, "check_state_dict", lambda state: None))
-
-    def load(self) -> None:
-        """Load the state. Raises InvalidArgumentError, with the place, if it does not fit."""
-        self._call(self.target.load_state_dict)
-
-    def copied_state(self) -> Any:
-        """Return a copy of the present state, on the CPU; None if the object gives none."""
-        leaves = Leaves()
-        with suppress(Exception):  # an object may not be ready to give its state
-            tree = encode(self.target.state_dict(), leaves)
-            copies = [tensor.to("cpu", copy=True) for tensor in leaves.tensors]
-            decoder = Decoder(copies.__getitem__, self.where)
-            state = decoder.decode(tree, self.where)
-            for number, rows in decoder.own.items():
-                rows.append(leaves.own[number].rows)
-            return state
-        return None
-
-    def _call(self, method: Callable[[dict[str, Any]], object]) -> None:
-        try:
-            method(self.state)
-        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            if isinstance(error, InvalidArgumentError):
-                raise
-            raise InvalidArgumentError(f"{self.where} does not fit: {error}") from error
+def _load(value: Stateful, state: dict[str, Any], where: str) -> None:
+    """Load a state into an object. Raises InvalidArgumentError, with the place, if it does not fit."""
+    try:
+        value.load_state_dict(state)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        if isinstance(error, InvalidArgumentError):
+            raise
+        raise InvalidArgumentError(f"{where} does not fit: {error}") from error

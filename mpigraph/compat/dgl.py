@@ -111,6 +111,7 @@ _INSTEAD = {
     "sampling to be fast: leave the call out (use_graphbolt= is accepted)",
     "compact_graphs khop_in_subgraph khop_out_subgraph rand_bipartite rand_graph": "for graphs of one process use DGL "
     "or PyG, whose graphs mpigraph.convert.as_graph takes",
+    "out_subgraph": "graphs know their in-edges: in_subgraph of the graph that reverse returns",
     "load_graphs load_tensors save_graphs save_tensors": "use torch.save for tensors, and for graphs in memory for "
     "their edges and features; DGL's parts are read",
     "Subset split_dataset": "use torch.utils.data: Subset, random_split",

@@ -328,10 +328,6 @@ class DistDataLoader(Generic[Batch]):
         """
         self._passes.load_state_dict(state_dict)
 
-    def check_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that a state fits; raises as :meth:`load_state_dict` does."""
-        self._passes.check_state_dict(state_dict)
-
     def place(self) -> tuple[int, str]:
         """Return the number of the next epoch, and the kind of loader."""
         return self._passes.next, f"{type(self).__name__}, {self._passes.fingerprint.get('sampler')}"

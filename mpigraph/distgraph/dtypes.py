@@ -1,4 +1,4 @@
-"""Logical dtypes between torch and storage: bfloat16 rows are stored as uint16, bool ones as uint8; names of dtypes."""
+"""Logical dtypes between torch and storage, where numpy lacks some, such as bfloat16; names of dtypes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -73,15 +73,14 @@ def _check_values(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> None:
 
 def to_torch(rows: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     """View rows in their storage dtype as a tensor of the logical dtype."""
-    if dtype == "bfloat16":
-        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
-    if dtype == "bool":
-        return torch.from_numpy(rows.view(np.bool_))
-    return torch.from_numpy(rows)
+    if rows.dtype.name == dtype:
+        return torch.from_numpy(rows)
+    return torch.from_numpy(rows.view(f"i{rows.itemsize}")).view(getattr(torch, dtype))  # numpy has no such dtype
 
 
 def to_storage(values: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
     """View a contiguous CPU tensor of a logical dtype in its storage dtype."""
-    if dtype == "bfloat16":
-        return values.view(torch.int16).numpy().view(np.uint16)
-    return values.numpy().view(storage_dtype(dtype))
+    stored = storage_dtype(dtype)
+    if stored.name == dtype:
+        return values.numpy()
+    return values.view(getattr(torch, f"int{8 * stored.itemsize}")).numpy().view(stored)

@@ -15,14 +15,12 @@ from torch.utils.weak import TensorWeakRef
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.distgraph.new_tensor import Fill, InitFunc, by_chunk
+from mpigraph.distgraph.new_tensor import InitFunc
 from mpigraph.distgraph.partition_book import PartitionPolicy
-from mpigraph.distgraph.tensor import DistTensor
+from mpigraph.distgraph.tensor import DistTensor, RowSource
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import InvalidArgumentError, check_state
-from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
-from mpigraph.session.context import current
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -68,10 +66,7 @@ class DistEmbedding:
             num_embeddings: the number of nodes of a type or edges of a relation.
             embedding_dim: elements of a row, at least 1.
             name: a name to attach to the rows by; None makes anonymous rows.
-            init_func: ``init_func(shape, dtype) -> tensor`` makes some consecutive rows; zeros if None, as in DGL. It
-                is called on the trainers for chunks of a fixed size ``[at most 16384, embedding_dim]``, with torch's
-                (CPU), numpy's and Python's default generators seeded by job, name and chunk and put back afterwards: so
-                the rows do not depend on the number of ranks or hosts. Rows that exist under this name stay.
+            init_func: ``init_func(shape, dtype) -> tensor`` makes rows, as for :class:`.DistTensor`; zeros if None.
             part_policy: the node type or relation of the rows; inferred from ``num_embeddings`` if None.
             dtype: the dtype in memory: float32, float16 or bfloat16. Rows are read, and their gradients and optimizer
                 state are kept, in float32; an update rounds a 16-bit row once.
@@ -85,23 +80,15 @@ class DistEmbedding:
 
         All of these are raised on every trainer, even if only one has the reason.
         """
-        session = current()
-        label = f"embedding#{session.unnamed + 1}" if name is None else name
 
-        def make_fill() -> Fill | None:
+        def check() -> None:
             if embedding_dim < 1:
                 raise InvalidArgumentError(f"embedding_dim must be an integer >= 1 (got {embedding_dim!r})")
             if dtype not in _DTYPES:
                 raise InvalidArgumentError(f"dtype must be one of {', '.join(map(str, _DTYPES))} (got {dtype!r})")
-            if init_func is None:
-                return None
-            if not callable(init_func):
-                raise InvalidArgumentError(f"init_func must be callable (got {init_func!r})")
-            return by_chunk(init_func, dtype, _seed(session.store.seed, label))
 
         shape = (num_embeddings, embedding_dim)
-        self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, make_fill, "embedding")
-        session.unnamed += name is None
+        self.weight = DistTensor.filled(shape, dtype, name, None, part_policy, init_func, "embedding", check)
         self.num_embeddings, self.embedding_dim = self.weight.shape
         self.optm_state: dict[str, DistTensor] | None = None
         self.trace: list[Lookup] = []
@@ -169,13 +156,11 @@ class DistEmbedding:
         """The rows, for checkpoints: ``{"weight": self.weight}``."""
         return {"weight": self.weight}
 
-    @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, DistTensor]) -> None:
-        """Take over the rows of a state, and forget all reads, with their gradients.
+        """Forget all reads, with their gradients: a checkpoint has put the rows into the memory of the embedding.
 
         Raises:
-            InvalidArgumentError: it is no such state.
-            TensorMismatchError: they are of another shape, dtype or policy.
+            InvalidArgumentError: it is no state of this embedding.
         """
         check_state("an embedding", state_dict, {"weight": DistTensor})
         self.weight.load_state_dict({"rows": state_dict["weight"]})
@@ -187,9 +172,9 @@ class DistEmbedding:
         self.weight.save(path)
 
     @collective("trainers")
-    def load(self, path: str | os.PathLike[str]) -> None:
+    def load(self, source: str | os.PathLike[str] | RowSource) -> None:
         """Overwrite the rows with those of such a file; see :meth:`.DistTensor.load`."""
-        self.weight.load(path)
+        self.weight.load(source)
         self.reset_trace()
 
     def __repr__(self) -> str:
@@ -199,9 +184,3 @@ class DistEmbedding:
 def _take(leaf: torch.Tensor) -> torch.Tensor | None:
     grad, leaf.grad = leaf.grad, None
     return grad
-
-
-def _seed(job_seed: int, label: str) -> int:
-    data = label.encode()
-    words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
-    return int(combine(job_seed, len(data), *words))

@@ -17,7 +17,7 @@ from mpigraph.distgraph.features import Scheme
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook, local_part
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError
+from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.graphs.fields import NID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
@@ -98,7 +98,7 @@ class DistGraph(SampledGraph):
         super().__init__(session, graph, features)
         self.graph_name = graph_name
         self._topology = graph.topology
-        self._book = RangePartitionBook.from_book(
+        self._book = RangePartitionBook(
             self._topology.config.book, local_part(session.world, self._topology.config.num_parts)
         )
 
@@ -157,11 +157,11 @@ class DistGraph(SampledGraph):
 
     def get_node_partition_policy(self, ntype: str | None = None) -> PartitionPolicy:
         """The policy of tensors with one row for each node of a type."""
-        return PartitionPolicy(f"node~{self.schema.ntypes[self.schema.ntype_id(ntype)]}", self._book)
+        return PartitionPolicy.of(self._book, True, self.schema.ntype_id(ntype))
 
     def get_edge_partition_policy(self, etype: EdgeType = None) -> PartitionPolicy:
         """The policy of tensors with one row for each edge of a type."""
-        return PartitionPolicy(f"edge~{self.schema.relation_key(self.schema.relation_id(etype))}", self._book)
+        return PartitionPolicy.of(self._book, False, self.schema.relation_id(etype))
 
     def add_edge_attribute(self, name: str, padding: float = 1.0) -> None:
         """Accepted for DGL's scripts, whose partitions for GraphBolt need it: sampling reads ``prob`` from ``edata``.
@@ -172,11 +172,8 @@ class DistGraph(SampledGraph):
                 uniformly, as relations are drawn from one by one.
 
         Raises:
-            FieldNameError: no relation has the feature.
             InvalidArgumentError: ``padding`` is not above 0.
         """
-        if not any(name in self.edges[relation].data for relation in self.canonical_etypes):
-            raise FieldNameError(f"no relation has an edge feature {name!r}")
         if not padding > 0:
             raise InvalidArgumentError(
                 f"padding must be above 0 (got {padding!r}): give the relation a fanout of 0, in a dict by edge type"

@@ -18,15 +18,13 @@ from mpigraph.distgraph.dtypes import convert, dtype_name, to_torch
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.errors import InvalidArgumentError, PartitionError, TensorMismatchError, check_integer, check_text
 from mpigraph.kernels.rng import combine
-from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 
 InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-Fill = Callable[[RowTensor, RowOwners], None]
-"""Fills the rows that this trainer owns."""
 
 _ROW_BYTES = (1 << 31) - 1  # MPI counts the bytes of a row in an int
 CHUNK = 1 << 14  # rows of one call; another number makes other rows of the same seed
@@ -66,24 +64,27 @@ class TensorRequest(NamedTuple):
 
 
 @collective("trainers")
-def create(request: TensorRequest, make_fill: Callable[[], Fill | None], label: str, kind: str = "tensor") -> Handle:
+def create(
+    request: TensorRequest, label: str | None = None, kind: str = "tensor", check: Callable[[], object] = lambda: None
+) -> Handle:
     """Create the rows of a tensor, or attach to those of this name.
 
     Args:
         request: shape, dtype, name and so on.
-        make_fill: checks more, and returns what makes the rows: zeros if None.
-        label: the name of an anonymous tensor in messages.
+        label: the name of an anonymous tensor in messages; by default it gets a number.
         kind: the word for the tensor in errors.
+        check: checks more, and raises what is then raised on every trainer.
 
     Raises:
-        CollectiveError: ``fill`` raised somewhere; on every trainer.
+        CollectiveError: ``init_func`` raised somewhere; on every trainer.
     """
     session = current()
-    label = label if request.name is None else request.name
+    number = session.unnamed + (request.name is None and label is None)
+    label = request.name or label or f"{kind}#{number}"
     doing = f"creating {kind} {label!r}"
     try:
         shape, graph, policy = _checked(session, request)
-        fill = make_fill()
+        check()
     except Exception as error:
         session.control.call(Operation.CREATE_TENSOR, doing=doing, error=error)
         raise
@@ -103,8 +104,9 @@ def create(request: TensorRequest, make_fill: Callable[[], Fill | None], label: 
         type_id=policy.type_id,
         row_shape=shape[1:],
         dtype=dtype,
-        filled=fill is not None,  # else some trainers would wait for the others, which have nothing to fill
+        filled=request.init_func is not None,  # else some trainers would wait for others, which have nothing to fill
     )
+    session.unnamed = number  # not if it failed on any trainer
     if handle is not None and handle.rows is rows:
         if (rows.shape, rows.dtype) != (shape, dtype):
             raise TensorMismatchError(
@@ -113,9 +115,9 @@ def create(request: TensorRequest, make_fill: Callable[[], Fill | None], label: 
             )
         return handle
     handle = Handle(session, graph, rows, owned=True)
-    if fill is not None:
+    if request.init_func is not None:
         with session.world.together(f"init_func of tensor {rows.name!r}"):
-            fill(rows, RowOwners(session.world, rows.offsets))
+            _fill(rows, RowOwners(session.world, rows.offsets).ranges(), request, session.store.seed)
         session.control.call(Operation.BARRIER)
     if key is not None:
         handle.key = key
@@ -188,47 +190,34 @@ def find_policy(session: Session, shape: tuple[int, ...], part_policy: Partition
     )
 
 
-def by_range(init_func: InitFunc, dtype: torch.dtype) -> Fill:
-    """Call ``init_func(shape, dtype)`` once for each range of rows that a trainer owns."""
+def _fill(rows: RowTensor, ranges: list[OwnedRange], request: TensorRequest, seed: int) -> None:
+    """Fill the rows that this trainer owns by ``init_func(shape, dtype)``, called for :data:`CHUNK` rows at a time.
 
-    def fill(rows: RowTensor, owners: RowOwners) -> None:
-        for owned in owners.ranges():
-            values = _made(init_func, (owned.last - owned.first, *rows.shape[1:]), dtype)
-            with rows.writing(owned.host) as segment:
-                to_torch(segment[owned.rows], rows.dtype)[:] = values
-
-    return fill
-
-
-def by_chunk(init_func: InitFunc, dtype: torch.dtype, seed: int) -> Fill:
-    """Call ``init_func(shape, dtype)`` for :data:`CHUNK` rows at a time, with draws that depend on the chunk alone.
-
-    So the rows do not depend on the trainer that makes them. If several trainers own rows of a chunk, each makes all of
-    it and keeps its own rows.
+    Its draws depend on the seed of the job, the name of the tensor and the chunk alone, so the rows do not depend on
+    the trainer that makes them. If several trainers own rows of a chunk, each makes all of it and keeps its own rows.
     """
-
-    def fill(rows: RowTensor, owners: RowOwners) -> None:
-        ranges = owners.ranges()
-        for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
-            end = min(begin + CHUNK, rows.shape[0])
-            inside = [owned for owned in ranges if owned.first < end and begin < owned.last]
-            if not inside:
-                continue
-            with _draws_of(int(combine(seed, _DRAWS, number))):
-                values = _made(init_func, (end - begin, *rows.shape[1:]), dtype)
-            for owned in inside:
-                first, last = max(begin, owned.first), min(end, owned.last)
-                at = owned.rows.start + first - owned.first
-                with rows.writing(owned.host) as segment:
-                    out = to_torch(segment[at : at + last - first], rows.dtype)
-                    out[:] = values[first - begin : last - begin]
-
-    return fill
+    name = rows.name.encode()
+    words = [int.from_bytes(name[at : at + 8], "little") for at in range(0, len(name), 8)]
+    of_tensor = int(combine(seed, len(name), *words))
+    for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
+        end = min(begin + CHUNK, rows.shape[0])
+        inside = [owned for owned in ranges if owned.first < end and begin < owned.last]
+        if not inside:
+            continue
+        with _draws_of(int(combine(of_tensor, _DRAWS, number))):
+            values = _made(request, (end - begin, *rows.shape[1:]))
+        for owned in inside:
+            first, last = max(begin, owned.first), min(end, owned.last)
+            at = owned.rows.start + first - owned.first
+            with rows.writing(owned.host) as segment:
+                out = to_torch(segment[at : at + last - first], rows.dtype)
+                out[:] = values[first - begin : last - begin]
 
 
-def _made(init_func: InitFunc, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _made(request: TensorRequest, shape: tuple[int, ...]) -> torch.Tensor:
     """Call a user's function, and check what it returns."""
-    values = convert(init_func(shape, dtype), dtype, "what it returns")
+    assert request.init_func is not None
+    values = convert(request.init_func(shape, request.dtype), request.dtype, "what it returns")
     if tuple(values.shape) != shape:
         raise InvalidArgumentError(f"it must return a tensor of shape {shape} (got {tuple(values.shape)})")
     return values

@@ -5,11 +5,10 @@ graph in one *homogeneous* id space, part after part and within a part type afte
 here and nowhere else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mpigraph.arrays import I32, I64
@@ -19,9 +18,6 @@ from mpigraph.graphs.fields import EdgeType, IdsLike
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, TypeNames, relation_key
 from mpigraph.mpi.world import World
-
-Ranges = npt.ArrayLike
-"""[num_parts, 2], half-open ranges of homogeneous ids."""
 
 
 def local_part(world: World, num_parts: int) -> int:
@@ -106,14 +102,6 @@ class _Numbering:
         return _tensor(array - self._tables[kind, owner] + self.begins[owner, kind])
 
 
-def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
-    """Return int64[P + 1], type-wise offsets from DGL's homogeneous ranges of one type."""
-    table = np.asarray(ranges, np.int64)
-    if table.shape != (num_parts, 2):
-        raise PartitionError(f"ranges of {name!r} must have shape ({num_parts}, 2) (got {table.shape})")
-    return np.append(0, np.cumsum(table[:, 1] - table[:, 0]))
-
-
 def _checked_part(name: str, part: int, num_parts: int) -> int:
     if not isinstance(part, int | np.integer) or not 0 <= part < num_parts:
         raise PartitionError(f"{name} must be in [0, {num_parts}) (got {part!r})")
@@ -131,46 +119,8 @@ class RangePartitionBook(TypeNames):
     homogeneous ids in a graph that has no type of that name; None means the only type.
     """
 
-    def __init__(
-        self,
-        part_id: int,
-        num_parts: int,
-        node_map: Mapping[str, Ranges],
-        edge_map: Mapping[Relation, Ranges],
-        ntypes: Mapping[str, int],
-        etypes: Mapping[Relation, int],
-    ) -> None:
-        """Make a book from DGL's maps.
-
-        Args:
-            part_id: the part that is "local".
-            num_parts: number of parts.
-            node_map: node type -> [num_parts, 2] half-open ranges of homogeneous ids.
-            edge_map: the same by ``(src, rel, dst)``.
-            ntypes: node type -> type id.
-            etypes: ``(src, rel, dst)`` -> type id.
-
-        Raises:
-            PartitionError: the maps contradict each other.
-        """
-        nodes, edges = sorted(ntypes, key=lambda t: ntypes[t]), sorted(etypes, key=lambda r: etypes[r])
-        if set(node_map) != set(nodes) or set(edge_map) != set(edges):
-            raise PartitionError("node_map and edge_map must have exactly the types of ntypes and etypes")
-        book = RangeBook(
-            Schema(tuple(nodes), tuple(edges)),
-            tuple(_type_wise(node_map[t], t, num_parts) for t in nodes),
-            tuple(_type_wise(edge_map[r], r, num_parts) for r in edges),
-        )
-        self._set(book, part_id)
-
-    @classmethod
-    def from_book(cls, book: RangeBook, part_id: int) -> "RangePartitionBook":
-        """Return the face of an existing book."""
-        face = cls.__new__(cls)
-        face._set(book, part_id)
-        return face
-
-    def _set(self, book: RangeBook, part_id: int) -> None:
+    def __init__(self, book: RangeBook, part_id: int) -> None:
+        """Show a book to part ``part_id``, the "local" one. Raises PartitionError for no such part."""
         self.book = book
         self.schema = book.schema
         self._part_id = _checked_part("part_id", part_id, book.num_parts)
@@ -257,12 +207,6 @@ class RangePartitionBook(TypeNames):
         begins = self._edges.begins[self._part_id]
         return [int(begin) for begin in begins - begins[0]]
 
-    def _num_nodes(self, ntype: str | None = DEFAULT_NTYPE) -> int:
-        return self._node_space(ntype).range(self.book.num_parts - 1)[1]
-
-    def _num_edges(self, etype: EdgeType = DEFAULT_ETYPE) -> int:
-        return self._edge_space(etype).range(self.book.num_parts - 1)[1]
-
     def _node_space(self, ntype: str | None) -> _Space:
         """Return the ids that a node type means where they are looked up."""
         if ntype == DEFAULT_NTYPE and ntype not in self.schema.ntypes:
@@ -305,10 +249,10 @@ class PartitionPolicy:
         self._space = _Space(self.book, self.is_node, self.type_id)
 
     @classmethod
-    def of(cls, book: RangeBook, is_node: bool, type_id: int, part_id: int = 0) -> "PartitionPolicy":
+    def of(cls, book: RangePartitionBook, is_node: bool, type_id: int) -> "PartitionPolicy":
         """Return the policy of a type given by id."""
-        name = book.schema.ntypes[type_id] if is_node else relation_key(book.schema.relations[type_id])
-        return cls(f"{'node' if is_node else 'edge'}~{name}", RangePartitionBook.from_book(book, part_id))
+        schema = book.schema
+        return cls(f"node~{schema.ntypes[type_id]}" if is_node else f"edge~{schema.relation_keys[type_id]}", book)
 
     @property
     def policy_str(self) -> str:

@@ -18,9 +18,10 @@ from mpigraph.convert import as_graph
 from mpigraph.distgraph.dtypes import GivenDtype, convert, dtype_name, feat_dtype_names, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
+from mpigraph.graphs.face import renumbered
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, NodeIds, by_ntype
-from mpigraph.graphs.hetero import HeteroGraph, graph as make_graph
-from mpigraph.metadata.book import RangeBook
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.graphs.transforms import to_homogeneous
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.messages import Comm
 from mpigraph.partition.exchange import ALONE
@@ -156,7 +157,7 @@ def load_partition(
     """Read one part as a graph in memory.
 
     The graph holds the edges of the part, that is all in-edges of the part's nodes. Its nodes are, for each type, the
-    part's own in order and then the sources from other parts in order of their ids. ``ndata[NID]`` and ``edata[EID]``
+    part's own in order and then the sources from other parts. ``ndata[NID]`` and ``edata[EID]``
     are type-wise global ids, ``ndata["inner_node"]`` and ``edata["inner_edge"]`` (uint8) mark the part's own nodes and
     edges, ``ndata["part_id"]`` is the owner. Unlike DGL's, a typed graph stays typed, except with ``homogeneous``.
 
@@ -183,7 +184,7 @@ def load_partition(
         files.check(part_id)
         graph = _part_graph(files, part_id)
     node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
-    book = RangePartitionBook.from_book(config.book, part_id)
+    book = RangePartitionBook(config.book, part_id)
     if homogeneous and not config.schema.is_homogeneous:
         graph = _without_types(graph, book)
     ntypes, etypes = list(config.schema.ntypes), list(config.schema.relations)
@@ -220,7 +221,7 @@ def load_partition_book(
     config = _config_with(part_config, part_id)
     ntypes = {name: i for i, name in enumerate(config.schema.ntypes)}
     etypes = {relation: i for i, relation in enumerate(config.schema.relations)}
-    return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
+    return RangePartitionBook(config.book, part_id), config.graph_name, ntypes, etypes
 
 
 def _config_with(part_config: Path, part_id: int) -> PartConfig:
@@ -302,65 +303,36 @@ def _read_features(files: PartFiles, part_id: int, is_node: bool, features: Feat
 def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
     """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
     config, book, schema = files.config, files.config.book, files.config.schema
-    edges = {}
+    ends = {}
     for number, relation in enumerate(schema.relations):
         begin, end = book.node_range(part_id, schema.ntype_id(relation[2]))
         indptr = files.read_indptr(number, part_id, 0, end - begin)
         sources = files.read_edges(number, part_id, "indices").astype(np.int64)
         check_sources(config, number, book.edge_range(part_id, number)[0], indptr, sources)
-        edges[relation] = sources, np.repeat(np.arange(end - begin), np.diff(indptr))
-    nodes = {ntype: _part_nodes(book, part_id, ntype, edges) for ntype in schema.ntypes}
-    local = {}
-    for relation, (sources, own) in edges.items():
-        first, last = book.node_range(part_id, schema.ntype_id(relation[0]))
-        foreign = nodes[relation[0]][last - first :]
-        inside = (sources >= first) & (sources < last)
-        places = np.where(inside, sources - first, last - first + np.searchsorted(foreign, sources))
-        local[relation] = torch.from_numpy(places), torch.from_numpy(own)
-    graph = HeteroGraph(schema, local, {ntype: len(ids) for ntype, ids in nodes.items()})
-    for i, ntype in enumerate(schema.ntypes):
-        frame = graph.nodes[ntype].data
-        owner = book.node_owner(nodes[ntype], i)
-        frame[NID] = torch.from_numpy(nodes[ntype])
-        frame["inner_node"] = torch.from_numpy((owner == part_id).astype(np.uint8))
-        frame["part_id"] = torch.from_numpy(owner.astype(np.int64))
+        ends[relation, 0] = torch.from_numpy(sources)
+        ends[relation, 1] = torch.from_numpy(np.repeat(np.arange(begin, end), np.diff(indptr)))
+    own = {ntype: torch.arange(*book.node_range(part_id, i)) for i, ntype in enumerate(schema.ntypes)}
+    nodes, places = renumbered(list(own), ends, own, torch.device("cpu"))
+    edges = {relation: (places[relation, 0], places[relation, 1]) for relation in schema.relations}
+    graph = HeteroGraph(schema, edges, {ntype: len(ids) for ntype, ids in nodes.items()})
+    for i, (ntype, ids) in enumerate(nodes.items()):
+        owner = torch.from_numpy(book.node_owner(ids.numpy(), i).astype(np.int64))
+        inner = (owner == part_id).to(torch.uint8)
+        graph.nodes[ntype].data.update({NID: ids, "inner_node": inner, "part_id": owner})
     for i, relation in enumerate(schema.relations):
-        frame = graph.edges[relation].data
-        frame[EID] = torch.arange(*book.edge_range(part_id, i))
-        frame["inner_edge"] = torch.ones(graph.num_edges(relation), dtype=torch.uint8)
+        eids = torch.arange(*book.edge_range(part_id, i))
+        graph.edges[relation].data.update({EID: eids, "inner_edge": torch.ones(len(eids), dtype=torch.uint8)})
     return graph
 
 
 def _without_types(part: HeteroGraph, book: RangePartitionBook) -> HeteroGraph:
     """Return a typed part as DGL does: own nodes first, each group by homogeneous ids, and edges by theirs."""
-    rows = []
-    for i, ntype in enumerate(part.ntypes):
-        data = part.nodes[ntype].data
-        homogeneous = book.map_to_homo_nid(data[NID], ntype)
-        rows.append((homogeneous, torch.full_like(homogeneous, i), data["inner_node"].long(), data["part_id"]))
-    nids, kinds, inner, owners = (torch.cat(column) for column in zip(*rows, strict=True))
-    order = torch.argsort(nids, stable=True)
-    order = order[torch.argsort(1 - inner[order], stable=True)]
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
-    numbers = dict(zip(part.ntypes, torch.split(places, [len(row[0]) for row in rows]), strict=True))
-    columns = [(torch.empty(0, dtype=torch.int64),) * 4]
-    for i, relation in enumerate(part.canonical_etypes):
-        src, dst = part.all_edges(etype=relation)
-        eids = book.map_to_homo_eid(part.edges[relation].data[EID], relation)
-        columns.append((numbers[relation[0]][src], numbers[relation[2]][dst], eids, torch.full_like(eids, i)))
-    src, dst, eids, relations = (torch.cat(column) for column in zip(*columns, strict=True))
-    graph = make_graph((src, dst), num_nodes=len(order))
-    nodes = {NID: nids, "inner_node": inner.to(torch.uint8), "part_id": owners, NTYPE: kinds.int()}
-    graph.ndata.update({name: values[order] for name, values in nodes.items()})
-    graph.edata.update({EID: eids, "inner_edge": torch.ones(len(eids), dtype=torch.uint8), ETYPE: relations.int()})
-    return graph
-
-
-def _part_nodes(book: RangeBook, part_id: int, ntype: str, edges: Mapping[Relation, tuple[I64, I64]]) -> I64:
-    """Return global ids: the part's own of a type, then the other sources of that type."""
-    begin, end = book.node_range(part_id, book.schema.ntype_id(ntype))
-    seen = [sources for relation, (sources, _) in edges.items() if relation[0] == ntype]
-    sources = np.unique(np.concatenate([*seen, np.zeros(0, np.int64)]))
-    foreign = sources[(sources < begin) | (sources >= end)]
-    return np.concatenate([np.arange(begin, end), foreign])
+    graph: HeteroGraph = to_homogeneous(part, ["inner_node", "part_id"], ["inner_edge"])
+    nids = torch.cat([book.map_to_homo_nid(part.nodes[t].data[NID], t) for t in part.ntypes])
+    none = torch.empty(0, dtype=torch.int64)  # there may be no relation
+    eids = torch.cat([none, *(book.map_to_homo_eid(part.edges[r].data[EID], r) for r in part.canonical_etypes)])
+    graph.ndata.update({NID: nids, NTYPE: graph.ndata[NTYPE].int()})
+    graph.edata.update({EID: eids, ETYPE: graph.edata[ETYPE].int()})
+    order = torch.argsort(nids)
+    order = torch.cat([order[graph.ndata["inner_node"][order] == inner] for inner in (1, 0)])
+    return graph.subgraph(order, store_ids=False)

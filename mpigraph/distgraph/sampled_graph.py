@@ -36,7 +36,6 @@ from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
 
 _NONE = np.empty(0, np.int64)
-_NO_WEIGHTS: dict[int, int] = {}
 _LAYERS_KEPT = 8  # of samplers' arguments
 
 
@@ -61,8 +60,7 @@ class SampledGraph(Graph[Features]):
         nodes = features_by_type(True, hosts.schema.ntypes, hosts, features, self._changes)
         edges = features_by_type(False, hosts.schema.relations, hosts, features, self._changes)
         super().__init__(hosts.schema, Frames(nodes, nodes, edges), torch.device("cpu"))
-        self._weights: dict[str, tuple[int, dict[int, int]]] = {}  # by name, with the changes of features until then
-        self._layers: dict[SamplingArguments, tuple[object, object, Sequence[Layer]]] = {}  # with weights and times
+        self._layers: dict[SamplingArguments, tuple[object, Sequence[Layer]]] = {}  # with what they depend on
 
     @property
     def service(self) -> NeighborService:
@@ -247,10 +245,6 @@ class SampledGraph(Graph[Features]):
             EdgeTypeError, FieldNameError: an edge type, or such a feature, does not exist.
             InvalidArgumentError: it is not one number or mask for each edge.
         """
-        changes, known = self._weights.get(prob, (-1, {})) if isinstance(prob, str) else (-1, {})
-        if changes == self._changes.number and self.session.store.tensors.keys() >= {*known.values()}:
-            return known
-        changes = self._changes.number
         weights = {}
         for (relation, name), tensor in named(self.edges, prob).items():
             if len(tensor.shape) != 1 or tensor.rows.stored not in ("bool", "uint8", "float32", "float64"):
@@ -259,8 +253,6 @@ class SampledGraph(Graph[Features]):
                     f"(got {tensor.storage_dtype}, shape {tensor.shape})"
                 )
             weights[self.schema.relation_id(relation)] = tensor.rows.number
-        if isinstance(prob, str):
-            self._weights[prob] = changes, weights
         return weights
 
     def times(self, name: str) -> Times:
@@ -343,8 +335,7 @@ class SampledGraph(Graph[Features]):
                 f"edge_dir must be 'in' (got {arguments.edge_dir!r}): parts hold in-edges. For out-edges partition "
                 "with --add-reverse, and sample through the reverse edges"
             )
-        weights = self.edge_weights(arguments.prob) if arguments.prob else _NO_WEIGHTS
-        layers = self._layers_of(arguments, weights, sorted_edges)
+        layers = self._layers_of(arguments, sorted_edges)
         seeds = by_ntype(self.schema, nodes)
         for ntype, ids in seeds.items():
             self.check_nodes(ids, ntype)
@@ -352,25 +343,24 @@ class SampledGraph(Graph[Features]):
         disjoint = arguments.disjoint or times is not None
         return SamplingPlan(layers, seeds, arguments.return_eids, self.excluded(exclude_edges), disjoint, times)
 
-    def _layers_of(
-        self, arguments: SamplingArguments, weights: dict[int, int], times: dict[int, int]
-    ) -> Sequence[Layer]:
-        """Return the layers of arguments; those of the same numbers, weights and times are kept for the next minibatch.
+    def _layers_of(self, arguments: SamplingArguments, times: dict[int, int]) -> Sequence[Layer]:
+        """Return the layers of arguments, which are kept for the next minibatch, as long as no feature is another one.
 
-        ``weights`` and ``times`` are numbers of tensors by relation id.
+        ``times`` are the numbers of the tensors that filter edges by time, by relation id.
         """
-        prob = arguments.prob
+        depends_on = self._changes.number, times
         by_type = any(isinstance(fanout, Mapping) for fanout in arguments.fanouts)
-        kept = isinstance(prob, str | None) and not by_type  # a dict may be changed
-        before = self._layers.get(arguments, (None, None, ())) if kept else (None, None, ())
-        if before[0] is weights and before[1] == times:
-            return before[2]
+        kept = isinstance(arguments.prob, str | None) and not by_type  # a dict may be changed
+        before = self._layers.get(arguments) if kept else None
+        if before is not None and before[0] == depends_on:
+            return before[1]
+        weights = self.edge_weights(arguments.prob) if arguments.prob else {}
         tensors = {r: self.session.store.tensors[number] for r, number in weights.items()}
         layers = arguments.layers(self.schema, tensors, times)
         if kept:
             while len(self._layers) >= _LAYERS_KEPT:
                 self._layers.pop(next(iter(self._layers)), None)
-            self._layers[arguments] = weights, times, layers
+            self._layers[arguments] = depends_on, layers
         return layers
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:

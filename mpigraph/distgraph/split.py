@@ -24,7 +24,6 @@ from mpigraph.store.derived import MaskCounts
 MaskLike: TypeAlias = DistTensor | torch.Tensor | npt.NDArray[np.generic] | Sequence[bool]
 """One entry for each node of a type or edge of a relation; non-zero is selected."""
 
-_Span: TypeAlias = tuple[int | None, int | None]  # the first time that is selected, and the first behind it
 _BLOCK = 1 << 22  # mask entries read at a time
 
 
@@ -35,9 +34,6 @@ def node_split(
     rank: int | None = None,
     force_even: bool = True,
     node_trainer_ids: MaskLike | None = None,
-    *,
-    since: int | None = None,
-    before: int | None = None,
 ) -> torch.Tensor:
     """Return the selected nodes that this trainer works on.
 
@@ -51,10 +47,6 @@ def node_split(
         force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
             selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
         node_trainer_ids: without effect: any number of trainers share a part.
-        since: ``nodes`` are then times, an integer for each node in place of a mask; selected are those of this time
-            and later.
-        before: likewise, those earlier than this time. So ``before=t`` and ``since=t`` have no node in common, and
-            together all.
 
     Of a DistTensor of bool, uint8 or int8 a trainer reads the rows that its own piece lies in; the selected rows of the
     others were counted when the graph was loaded, or in the first collective call after a write. Other masks, and those
@@ -66,13 +58,13 @@ def node_split(
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
         InvalidArgumentError: it has numbers other than 0 and 1, as ids are, or integers that could be both, or no
-            numbers, or there is no trainer ``rank``; or times, ``since`` or ``before`` are no integers.
+            numbers, or there is no trainer ``rank``.
         NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
         TensorMismatchError: the mask is a DistTensor of another type.
 
     One-sided; every trainer can call it alone.
     """
-    return _split(nodes, partition_book, True, ntype, rank, force_even, _span(since, before))
+    return _split(nodes, partition_book, True, ntype, rank, force_even)
 
 
 def edge_split(
@@ -82,15 +74,12 @@ def edge_split(
     rank: int | None = None,
     force_even: bool = True,
     edge_trainer_ids: MaskLike | None = None,
-    *,
-    since: int | None = None,
-    before: int | None = None,
 ) -> torch.Tensor:
     """Return the selected edges that this trainer works on; the arguments are those of :func:`node_split`.
 
     One-sided; every trainer can call it alone.
     """
-    return _split(edges, partition_book, False, etype, rank, force_even, _span(since, before))
+    return _split(edges, partition_book, False, etype, rank, force_even)
 
 
 def _split(
@@ -100,7 +89,6 @@ def _split(
     kind: EdgeType,
     rank: int | None,
     even: bool,
-    span: _Span | None,
 ) -> torch.Tensor:
     session = current()
     rank = session.rank if rank is None else check_integer("rank", rank, 0, session.num_trainers - 1)
@@ -111,18 +99,17 @@ def _split(
     policy = _policy_of(topology.config.schema, mask, is_node, kind)
     offsets = policy.offsets(topology.hosts)
     _check_length(mask, int(offsets[-1]), "node" if is_node else "edge")
-    if span is None and isinstance(mask, torch.Tensor | np.ndarray | list | tuple) and _is_every_id(as_tensor(mask)):
+    if isinstance(mask, torch.Tensor | np.ndarray | list | tuple) and _is_every_id(as_tensor(mask)):
         mask = np.ones(len(mask), np.bool_)
     if even:
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
     else:  # the selected ids on the trainer's node
         hosts, index, pieces = session.world.neighbourhood(rank)
-    counted = span is None and isinstance(mask, DistTensor)
-    counts = session.store.derived(MaskCounts, cast(DistTensor, mask).rows.number) if counted else None
+    counts = session.store.derived(MaskCounts, mask.rows.number) if isinstance(mask, DistTensor) else None
     ids = None if counts is None or not counts.current else _counted_share(mask, counts.blocks(hosts), index, pieces)
     if ids is None:
         ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
-        ids = _share(mask, ranges, index, pieces, span)
+        ids = _share(mask, ranges, index, pieces)
     return torch.from_numpy(ids)
 
 
@@ -176,27 +163,8 @@ def _is_every_id(values: torch.Tensor) -> bool:
     return True
 
 
-def _span(since: int | None, before: int | None) -> _Span | None:
-    """Return the checked bounds of times; None for a mask."""
-    for name, bound in (("since", since), ("before", before)):
-        if bound is not None:
-            check_integer(name, bound, -(2**63))
-    return None if since is None and before is None else (since, before)
-
-
-def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -> I64:
+def _selected(mask: MaskLike, begin: int, end: int) -> I64:
     tensor = as_tensor(mask[begin:end]).detach().cpu()
-    if span is not None:
-        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
-            raise InvalidArgumentError(f"times must be integers (got {tensor.dtype})")
-        times = tensor.long()
-        if tensor.dtype == torch.uint64 and bool((times < 0).any()):
-            raise InvalidArgumentError("times must fit int64 (got uint64 numbers of 2**63 and more)")
-        chosen = torch.ones(len(times), dtype=torch.bool)
-        for bound, compare in zip(span, (torch.ge, torch.lt), strict=True):
-            if bound is not None:
-                chosen &= compare(times, bound)
-        return np.flatnonzero(chosen.numpy()) + begin
     values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
     if values.dtype != np.uint8 and ((values != 0) & (values != 1)).any():  # DGL's masks of uint8 have any number
         got = f"numbers from {values.min()} to {values.max()}"
@@ -211,18 +179,18 @@ def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
     return begin, begin + small + (index < larger)
 
 
-def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces: int, span: _Span | None) -> I64:
+def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces: int) -> I64:
     """Return piece ``index`` of equal pieces of the selected ids in some ranges.
 
     The mask is read block by block, and a second time only where the piece lies.
     """
     blocks = [(first, min(first + _BLOCK, end)) for begin, end in ranges for first in range(begin, end, _BLOCK)]
-    ends = np.cumsum([len(_selected(mask, *block, span)) for block in blocks], dtype=np.int64).tolist()
+    ends = np.cumsum([len(_selected(mask, *block)) for block in blocks], dtype=np.int64).tolist()
     begin, end = _bounds(ends[-1] if ends else 0, index, pieces)
     ids = [np.empty(0, np.int64)]
     for block, first, last in zip(blocks, [0, *ends], ends, strict=False):
         if max(first, begin) < min(last, end):
-            ids.append(_selected(mask, *block, span)[max(begin - first, 0) : end - first])
+            ids.append(_selected(mask, *block)[max(begin - first, 0) : end - first])
     return np.concatenate(ids)
 
 

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from mpigraph import errors
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
-from mpigraph.distgraph.new_tensor import Fill, Handle, InitFunc, TensorRequest, by_range, create, held
-from mpigraph.distgraph.partition_book import PartitionPolicy, local_part
+from mpigraph.distgraph.new_tensor import Handle, InitFunc, TensorRequest, create, held
+from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook, local_part
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import exact_device
@@ -71,8 +72,10 @@ class DistTensor:
             shape: full shape; the first dimension is the number of nodes of a type or edges of a relation.
             dtype: any torch dtype of integers, floats, bool.
             name: a name to attach to the tensor by; None makes an anonymous one.
-            init_func: ``init_func(shape, dtype) -> tensor``, called by each trainer for each range of rows that it
-                owns, which are local; zeros if None.
+            init_func: ``init_func(shape, dtype) -> tensor`` makes some consecutive rows; zeros if None. It is called on
+                the trainers for chunks of a fixed size ``[at most 16384, *row shape]``, with torch's (CPU), numpy's and
+                Python's default generators seeded by job, name and chunk and put back afterwards: so the rows do not
+                depend on the number of ranks or hosts. Rows that exist under this name stay.
             part_policy: the node type or relation of the rows; inferred from ``shape[0]`` if None.
             persistent: keep the tensor until the job ends, even if all handles are dropped.
             is_gdata: accepted for DGL's scripts.
@@ -90,8 +93,7 @@ class DistTensor:
 
         All of these are raised on every trainer, even if only one has the reason.
         """
-        request = TensorRequest(shape, dtype, name, part_policy, init_func, persistent, attach)
-        self.handle = create(request, lambda: init_func and by_range(init_func, dtype), "anonymous")
+        self.handle = create(TensorRequest(shape, dtype, name, part_policy, init_func, persistent, attach))
 
     @classmethod
     @collective("trainers")
@@ -100,18 +102,19 @@ class DistTensor:
         shape: Sequence[int],
         dtype: torch.dtype,
         name: str | None,
-        label: str,
+        label: str | None,
         part_policy: PartitionPolicy | None,
-        make_fill: Callable[[], Fill | None] = lambda: None,
+        init_func: InitFunc | None = None,
         kind: str = "tensor",
+        check: Callable[[], object] = lambda: None,
     ) -> "DistTensor":
-        """Create a tensor of zeros, or of what ``make_fill`` returns, or attach to the one of this name.
+        """Create a tensor, or attach to the one of this name.
 
-        ``label`` is its name in messages, which call it a ``kind``; the other arguments are those of
-        :class:`DistTensor`.
+        ``label`` is its name in messages if it has none, which call it a ``kind``; ``check`` checks more of the
+        arguments. The others are those of :class:`DistTensor`.
         """
         tensor = cls.__new__(cls)
-        tensor.handle = create(TensorRequest(shape, dtype, name, part_policy), make_fill, label, kind)
+        tensor.handle = create(TensorRequest(shape, dtype, name, part_policy, init_func), label, kind, check)
         return tensor
 
     @classmethod
@@ -147,25 +150,15 @@ class DistTensor:
         """The rows, for checkpoints: ``{"rows": self}``."""
         return {"rows": self}
 
-    @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, "DistTensor"]) -> None:
-        """Take over the rows of a tensor of the same shape, dtype and policy; do nothing if they are its own.
+        """Do nothing: a checkpoint has put the rows into the memory of the tensor.
 
         Raises:
-            InvalidArgumentError: it is no such state.
-            TensorMismatchError: it has another shape, dtype or policy.
+            InvalidArgumentError: it is no state of this tensor.
         """
         errors.check_state("a tensor", state_dict, {"rows": DistTensor})
-        other = state_dict["rows"]
-        if other.rows is self.rows:
-            return
-        if (other.shape, other.dtype, other.rows.policy) != (self.shape, self.dtype, self.rows.policy):
-            raise errors.TensorMismatchError(f"rows of {other!r} do not fit {self!r}")
-        for owned in self.owned():
-            for first in range(owned.first, owned.last, _BLOCK):
-                block = slice(first, min(first + _BLOCK, owned.last))
-                self[block] = other[block]
-        self.handle.session.control.call(Operation.BARRIER)
+        if state_dict["rows"].rows is not self.rows:
+            raise errors.InvalidArgumentError(f"{state_dict['rows']!r} is not {self!r}: copy rows by ids")
 
     @collective("trainers")
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -191,14 +184,16 @@ class DistTensor:
         _write_npy(session, file, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
     @collective("trainers")
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """Overwrite the rows with those of a ``.npy`` file in the original order, as :meth:`save` writes it.
+    def load(self, source: "str | os.PathLike[str] | RowSource") -> None:
+        """Overwrite the rows with others in the original order of the nodes or edges, such as :meth:`save` writes.
 
         Args:
-            path: ends in ``.npy``; every trainer reads a piece. Values are converted to this tensor's dtype.
+            source: the path of a ``.npy`` file, or of another kind in :data:`SOURCES`; or an object with ``shape``,
+                ``dtype`` and rows by slice, such as a dataset of h5py or zarr, or an own class that reads an object
+                store. Every trainer reads a piece, block by block. Values are converted to this tensor's dtype.
 
         Raises:
-            InvalidArgumentError: it is no such file, of another shape, or has values that do not fit the dtype.
+            InvalidArgumentError: it cannot be read, is of another shape, or has values that do not fit the dtype.
             ShardFormatError, GraphDataError: as in :meth:`save`.
 
         All of these are raised on every trainer.
@@ -206,12 +201,13 @@ class DistTensor:
         session = self.handle.session
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
-            saved = _open_npy(_npy_path(path), self.shape)
+            saved = _opened(source)
+            if tuple(saved.shape) != self.shape:
+                raise errors.InvalidArgumentError(f"{source} holds {list(saved.shape)}, not {list(self.shape)}")
         blocks = self.in_original_order()
         with session.world.together(doing):
             for first, ids in blocks:
-                rows = np.array(saved[first : first + len(ids)], saved.dtype.newbyteorder("="))
-                self[ids] = torch.from_numpy(rows)
+                self[ids] = saved[first : first + len(ids)]
         session.control.call(Operation.BARRIER)
 
     @collective("trainers")
@@ -235,7 +231,6 @@ class DistTensor:
     def gather(
         self,
         index: Any,
-        out: torch.Tensor | None = None,
         device: torch.device | str | None = None,
         pin_memory: bool = False,
         non_blocking: bool = False,
@@ -245,42 +240,29 @@ class DistTensor:
         Args:
             index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask; also a
                 DistTensor of these, which this rank then reads whole.
-            out: [n, *row_shape] of this dtype to fill, on any device, pinned or not; new memory if None.
-            device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
-                memory first.
+            device: where the rows are to be; the CPU if None. Rows for a GPU are collected in pinned memory first.
             pin_memory: put rows that stay on the CPU into pinned memory, which copies to a GPU need to be
                 asynchronous; where torch has no GPU it makes no difference.
             non_blocking: do not wait for the copy to a GPU; the thread's current stream there makes it.
 
         Returns:
-            [n, *row_shape], ``out`` itself if it was given.
+            [n, *row_shape].
 
         Raises:
             OutOfRangeError: a row does not exist.
-            InvalidArgumentError: ``out`` has another shape, dtype or device than the rows asked for.
+            InvalidArgumentError: it is no index, or there is no such device.
         """
         rows = self.rows
         session = self.handle.session
         session.check_thread(remote=not session.world.all_local)
         ids = to_rows(index, len(self), rows.name)
-        shape = (len(ids), *rows.shape[1:])
-        if out is not None:
-            if not isinstance(out, torch.Tensor):
-                raise errors.InvalidArgumentError(f"out must be a tensor (got {out!r})")
-            _check_out(out, shape, self.dtype, device)
-        target = (_CPU if device is None else exact_device(device)) if out is None else out.device
-        if out is not None and target.type == "cpu" and out.is_contiguous():
-            rows.gather(ids, to_storage(out.detach(), self._dtype))
-            return out
-        pinned = accelerator_here() if pin_memory and out is None and target.type == "cpu" else accelerator_of(target)
+        target = _CPU if device is None else exact_device(device)
+        pinned = accelerator_here() if pin_memory and target.type == "cpu" else accelerator_of(target)
         arriving = self._dtype if target.type == "cpu" else rows.stored  # widened on the GPU, after the copy
         received = self._memory(len(ids), arriving, pinned)
         rows.gather(ids, to_storage(received, arriving))
         non_blocking = non_blocking and pinned is not None  # the pool does not know of copies in progress
-        if out is not None and arriving == self._dtype:
-            return out.copy_(received, non_blocking)
-        received = received.to(target, non_blocking=non_blocking).to(self.dtype)
-        return received if out is None else out.copy_(received)
+        return received.to(target, non_blocking=non_blocking).to(self.dtype)
 
     def received(self, count: int, pin_memory: bool, read: Callable[[Array], object]) -> torch.Tensor:
         """Return ``count`` rows of the window, which ``read`` puts into memory; otherwise as :meth:`gather`."""
@@ -394,7 +376,7 @@ class DistTensor:
     def part_policy(self) -> PartitionPolicy:
         """The node type or relation of the rows."""
         policy = self.handle.rows.policy
-        return PartitionPolicy.of(self._config.book, policy.is_node, policy.type_id)
+        return PartitionPolicy.of(RangePartitionBook(self._config.book, 0), policy.is_node, policy.type_id)
 
     @property
     def local_partition(self) -> torch.Tensor:
@@ -458,15 +440,6 @@ class DistTensor:
     def __repr__(self) -> str:
         stored = f", storage_dtype={self.storage_dtype}" if self.storage_dtype != self.dtype else ""
         return f"DistTensor(name={self.name!r}, shape={self.shape}, dtype={self.dtype}{stored})"
-
-
-def _check_out(
-    out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str | None
-) -> None:
-    if (tuple(out.shape), out.dtype) != (shape, dtype):
-        raise errors.InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
-    if device is not None and exact_device(device).type != out.device.type:
-        raise errors.InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
 
 
 def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
@@ -550,13 +523,32 @@ def _write_npy(
                 files[path.stem].write(rows.to(plain.dtype).numpy(), first)
 
 
-def _open_npy(path: Path, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
-    """Map a ``.npy`` file of this shape whose dtype torch has, in any byte order."""
+class RowSource(Protocol):
+    """Rows in their original order, that lie elsewhere."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(rows, *row_shape)``."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> Any:
+        """Read consecutive rows, as an array or a tensor."""
+        ...
+
+
+SOURCES: dict[str, Callable[[str], RowSource]] = {".npy": partial(np.lib.format.open_memmap, mode="r")}
+"""Functions that open rows, by how a path ends, or begins, such as "s3://"."""
+
+
+def _opened(source: str | os.PathLike[str] | RowSource) -> RowSource:
+    """Return rows, those of a path opened. Raises InvalidArgumentError if nothing can open it."""
+    if not isinstance(source, str | os.PathLike):
+        return source
+    path = os.fspath(source)
+    opener = next((opener for mark, opener in SOURCES.items() if path.endswith(mark) or path.startswith(mark)), None)
+    if opener is None:
+        raise errors.InvalidArgumentError(f"path must end in {' or '.join(SOURCES)} (got {path!r})")
     try:
-        rows = np.lib.format.open_memmap(path, mode="r")
-        torch.from_numpy(np.empty(0, rows.dtype.newbyteorder("=")))
+        return opener(path)
     except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
         raise errors.InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
-    if rows.shape != shape:
-        raise errors.InvalidArgumentError(f"{path} holds {list(rows.shape)}, and {list(shape)} is wanted")
-    return rows

@@ -245,19 +245,17 @@ def _with_gathered(func: Callable[..., Any], args: Sequence[Any], kwargs: Mappin
     return func(*tree_map(plain, tuple(args)), **tree_map(plain, dict(kwargs or {})))
 
 
-def aggregate(
-    in_edges: InEdges, frames: tuple[Frame, Frame, Frame], message: Message, reduce: Reduce, empty: float = 0.0
-) -> torch.Tensor:
+def aggregate(in_edges: InEdges, frames: tuple[Frame, Frame, Frame], message: Message, reduce: Reduce) -> torch.Tensor:
     """Return the reduced messages, [num_dst, ...], of frames of the sources, of the destinations and of the edges.
 
-    ``empty`` is the maximum or minimum of no message; sum and mean of none are 0.
+    The result of no message is 0.
     """
     if reduce.op in ("sum", "mean"):
         factors = _as_product(message, frames, in_edges)
         if factors is not None:
             return spmm(in_edges, *factors, mean=reduce.op == "mean")
     edges = EdgeBatch.of(frames, in_edges.indices, in_edges.dst, in_edges.perm)
-    return reduce_rows(in_edges, edge_values(message, edges), reduce.op, empty)
+    return reduce_rows(in_edges, edge_values(message, edges), reduce.op)
 
 
 def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None, mean: bool = False) -> torch.Tensor:
@@ -309,24 +307,17 @@ def edge_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
     return dots
 
 
-def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0.0) -> torch.Tensor:
+def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str) -> torch.Tensor:
     """Reduce rows of edges, [num_edges, ...] in CSC order, to rows of destinations, [num_dst, ...].
 
-    ``op`` is "sum", "mean", "max" or "min"; ``empty`` the maximum or minimum of no row. The dtypes of sums and means
-    are those of :func:`spmm`.
+    ``op`` is "sum", "mean", "max" or "min"; the result of no row is 0. The dtypes of sums and means are those of
+    :func:`spmm`.
     """
     if op in ("sum", "mean"):
         total = group_sums(rows, in_edges.dst, in_edges.num_dst)
         return rounded(total / _divisors(in_edges, total) if op == "mean" else total, rows.dtype)
-    if not rows.is_floating_point() and math.isinf(empty):
-        limits = torch.iinfo(rows.dtype)
-        empty = limits.min if empty < 0 else limits.max
-    if in_edges.num_edges == 0:
-        # plus a sum of no rows, so that the inputs of the messages get a gradient of 0 instead of none
-        return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty) + rows.sum().to(rows.dtype)
     best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
-    zero_in_degree = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
-    return best.masked_fill(zero_in_degree, empty)
+    return best
 
 
 def group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:

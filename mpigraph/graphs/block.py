@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64
-from mpigraph.errors import GraphDataError, InvalidArgumentError, OutOfRangeError
+from mpigraph.errors import InvalidArgumentError, OutOfRangeError
 from mpigraph.graphs import fields
 from mpigraph.graphs.aggregate import InEdges
 from mpigraph.graphs.face import NodesView, count, node_type, renumbered
@@ -72,9 +72,6 @@ class Block(MessagePassing):
             src_ids: node type -> int64[num_src] global ids, destinations first.
             num_dst: node type -> number of destinations.
             want_eids: relations that are left out have edge ids, too.
-
-        Raises:
-            GraphDataError: the arrays contradict each other.
         """
         ids = {t: fields.as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
         frames = _empty_frames(schema, ids, {t: num_dst.get(t, 0) for t in schema.ntypes})
@@ -93,12 +90,6 @@ class Block(MessagePassing):
                 frames.edge[relation] = Frame(0, _edges_of(relation), no_eids)
                 continue
             begins, indices, eids = given
-            rows = frames.dst[dst_type].num_rows
-            if len(begins) != rows + 1 or begins[-1] != len(indices):
-                raise GraphDataError(
-                    f"relation {relation}: indptr has {len(begins)} entries up to {begins[-1]}, "
-                    f"but there are {rows} destinations and {len(indices)} edges"
-                )
             # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
             structures[relation] = InEdges(fields.as_tensor(begins), fields.as_tensor(indices), len(ids[src_type]))
             frames.edge[relation] = Frame(len(indices), _edges_of(relation))
@@ -119,7 +110,7 @@ class Block(MessagePassing):
         return self.srctypes + self.dsttypes
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Return the number of nodes of a type ("SRC/x", "DST/x"; "x" is the source side), or of both sides."""
+        """Return the number of nodes of a type, of its source side if it has both, or of both sides."""
         if ntype is None:
             return count(self._frames.src, None) + count(self._frames.dst, None)
         return self.nodes[ntype].data.num_rows
@@ -128,13 +119,9 @@ class Block(MessagePassing):
 
     @property
     def nodes(self) -> NodesView[Frame]:
-        """View of the nodes: ``nodes["SRC/x"]``, ``nodes["DST/x"]``; "x" is the source side, if it has the type."""
+        """View of the nodes; of a type on both sides those of the source side."""
         src, dst = self._frames.src, self._frames.dst
-        prefixed = {
-            f"{side}/{t}": frame for side, by_type in (("SRC", src), ("DST", dst)) for t, frame in by_type.items()
-        }
-        both = prefixed | dst | src
-        return NodesView(self, both, lambda ntype: node_type(src if ntype is None else both, ntype))
+        return NodesView(self, dst | src, lambda ntype: node_type(src if ntype is None else dst | src, ntype))
 
     def __getitem__(self, etype: EdgeType) -> "Block":
         """Return the block of one relation, which shares the features."""
@@ -195,23 +182,27 @@ def to_block(g: HeteroGraph, dst_nodes: NodeIds | None = None, include_dst_in_sr
         NodeTypeError: a node type does not exist, or there are several and ``dst_nodes`` are not by type.
     """
     columns = {relation: g.all_edges(etype=relation) for relation in g.canonical_etypes}
-    dst_ids = _destinations(g, dst_nodes, {r: dst for r, (_, dst) in columns.items()})
-    sources = {(relation, 0): src for relation, (src, _) in columns.items()}
-    src_ids, places = renumbered(g.ntypes, sources, dst_ids if include_dst_in_src else {}, g.device)
+    src, dst = ({(relation, side): ends[side] for relation, ends in columns.items()} for side in (0, 1))
+    dst_ids = _destinations(g, dst_nodes, dst)
     counts = {t: ids.shape[0] for t, ids in dst_ids.items()}
+    src_ids, src_places = renumbered(g.ntypes, src, dst_ids if include_dst_in_src else {}, g.device)
+    met, dst_places = renumbered(g.ntypes, dst, dst_ids, g.device)
+    for ntype, ids in met.items():
+        if len(ids) > counts[ntype]:
+            node = int(ids[counts[ntype]])
+            raise InvalidArgumentError(f"node {node} has an in-edge but is missing from dst_nodes of type {ntype!r}")
     frames = _empty_frames(g.schema, src_ids, counts)
     for ntype in g.ntypes:
         for side, ids in ((frames.src[ntype], src_ids[ntype]), (frames.dst[ntype], dst_ids[ntype])):
             side.update({name: values[ids] for name, values in g.nodes[ntype].data.items()})
             side[NID] = ids
     structures = {}
-    for relation, (_, dst) in columns.items():
-        local = _positions(dst_ids[relation[2]], dst, relation)
+    for relation in columns:
         sizes = src_ids[relation[0]].shape[0], counts[relation[2]]
-        structures[relation] = InEdges.from_coo(places[relation, 0], local, *sizes)
-        frames.edge[relation] = Frame(dst.shape[0], _edges_of(relation))
+        structures[relation] = InEdges.from_coo(src_places[relation, 0], dst_places[relation, 1], *sizes)
+        frames.edge[relation] = Frame(g.num_edges(relation), _edges_of(relation))
         frames.edge[relation].update(g.edges[relation].data)
-        frames.edge[relation][EID] = torch.arange(dst.shape[0], device=g.device)
+        frames.edge[relation][EID] = torch.arange(g.num_edges(relation), device=g.device)
     return Block(g.schema, structures, frames, g.device)
 
 
@@ -255,11 +246,11 @@ def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: 
 
 
 def _destinations(
-    g: HeteroGraph, dst_nodes: NodeIds | None, columns: Mapping[Relation, torch.Tensor]
+    g: HeteroGraph, dst_nodes: NodeIds | None, columns: Mapping[tuple[Relation, int], torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the destinations of each type, int64, without repeats."""
     if dst_nodes is None:
-        ends = {t: [dst for relation, dst in columns.items() if relation[2] == t] for t in g.ntypes}
+        ends = {t: [dst for (relation, _), dst in columns.items() if relation[2] == t] for t in g.ntypes}
         none = torch.zeros(0, dtype=torch.int64, device=g.device)
         return {t: torch.unique(torch.cat([none, *tensors])) for t, tensors in ends.items()}
     chosen: Mapping[str, IdsLike] = fields.by_ntype(g.schema, dst_nodes, "dst_nodes")
@@ -269,16 +260,3 @@ def _destinations(
         if values.shape[0] < ids.shape[0]:
             raise InvalidArgumentError(f"dst_nodes of type {ntype!r} holds {int(values[repeats > 1][0])} twice")
     return by_type
-
-
-def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:
-    if dst.numel() == 0:
-        return dst
-    ordered, order = torch.sort(ids)
-    # an id above all others is searched to the end, where there is nothing to compare it with: hence the clamp
-    place = torch.searchsorted(ordered, dst.contiguous()).clamp(max=max(ids.shape[0] - 1, 0))
-    missing = ordered[place] != dst if ids.numel() else torch.ones_like(dst, dtype=torch.bool)
-    if bool(missing.any()):
-        node = int(dst[missing][0])
-        raise InvalidArgumentError(f"node {node} has an in-edge of {relation} but is missing from dst_nodes")
-    return order[place]

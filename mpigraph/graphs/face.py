@@ -210,17 +210,11 @@ class Graph(TypeNames, ABC, Generic[F]):
         return self._degrees_of(u, etype, 0)
 
     def _degrees_of(self, nodes: IdsLike | str, etype: EdgeType, side: int) -> Any:
-        chosen = self._chosen(nodes, "node ids", "relation is etype=")
+        if isinstance(nodes, str) and nodes != ALL:
+            raise InvalidArgumentError(f"expected node ids (got {nodes!r}; the relation is etype=)")
+        chosen = None if isinstance(nodes, str) else fields.as_ids(nodes, "node ids").to(self.device)
         degrees = self._degrees(self.to_canonical_etype(etype), side, chosen)
         return int(degrees) if fields.is_number(nodes) else degrees
-
-    def _chosen(self, ids: IdsLike | str, what: str, hint: str) -> torch.Tensor | None:
-        """Return ids, int64[n]; None for all."""
-        if not isinstance(ids, str):
-            return fields.as_ids(ids, what).to(self.device)
-        if ids != ALL:
-            raise InvalidArgumentError(f"expected {what} (got {ids!r}; the {hint})")
-        return None
 
     def in_edges(self, v: IdsLike, form: str = "uv", etype: EdgeType = None) -> Any:
         """Return the edges into nodes, node by node in the order of ``v``, those of a node by their ids.
@@ -237,10 +231,6 @@ class Graph(TypeNames, ABC, Generic[F]):
         relation = self.to_canonical_etype(etype)
         nodes = {relation[2]: fields.as_ids(v, "node ids").to(self.device)}
         return in_form(form, *self._edges_into([relation], nodes)[relation])
-
-    def predecessors(self, v: IdsLike, etype: EdgeType = None) -> torch.Tensor:
-        """Return the sources of the edges into a node, int64[in-degree]."""
-        return torch.as_tensor(self.in_edges(v, etype=etype)[0])
 
     def has_edges_between(self, u: EdgeIds, v: EdgeIds, etype: EdgeType = None) -> Any:
         """Return whether there is an edge from ``u[i]`` to ``v[i]``; in one round for any number of relations.

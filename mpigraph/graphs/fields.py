@@ -4,10 +4,10 @@
 graph keeps those of all types in one :class:`Frames`. No graph class lives here.
 """
 
-import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -104,14 +104,8 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
 
 
 def is_number(ids: object) -> bool:
-    """Return whether ``ids`` is a plain number: DGL then answers with a number, too."""
-    if isinstance(ids, torch.Tensor | np.ndarray):
-        return False
-    try:
-        operator.index(ids)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return True
+    """Return whether ``ids`` is a plain number, of Python or numpy: DGL then answers with a number, too."""
+    return isinstance(ids, Integral)
 
 
 def by_first_appearance(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

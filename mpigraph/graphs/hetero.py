@@ -6,6 +6,7 @@ were given (edge id = position in the list).
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from copy import copy
+from numbers import Number
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,12 +18,10 @@ from mpigraph.graphs.aggregate import InEdges
 from mpigraph.graphs.face import Edges, Graph, check_range
 from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, NodeIds, TensorLike
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.graphs.messages import Message, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 EdgeList = tuple[IdsLike, IdsLike] | tuple[str, Sequence[IdsLike]] | TensorLike
 """The edges of a relation, as :func:`graph` takes them."""
-_REDUCERS = ("sum", "mean", "max", "min")
 T = TypeVar("T")
 
 
@@ -43,14 +42,19 @@ class HeteroGraph(MessagePassing):
         schema: node types and relations.
         edges: relation -> (src, dst), int64[num_edges] each, already checked.
         num_nodes: node type -> count.
+        device: where the edges are; None asks them.
     """
 
     def __init__(
-        self, schema: Schema, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], num_nodes: Mapping[str, int]
+        self,
+        schema: Schema,
+        edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]],
+        num_nodes: Mapping[str, int],
+        device: torch.device | None = None,
     ) -> None:
         nodes = {t: Frame(num_nodes[t], f"nodes of type {t!r}") for t in schema.ntypes}
         edge = {r: Frame(edges[r][0].shape[0], f"edges of relation {r}") for r in schema.relations}
-        device = next((src.device for src, _ in edges.values()), torch.device("cpu"))
+        device = device or next((src.device for src, _ in edges.values()), torch.device("cpu"))
         # one object for both sides: what is set on the sources shows on the destinations
         super().__init__(schema, Frames(nodes, nodes, edge), device)
         self._edges = dict(edges)
@@ -85,18 +89,10 @@ class HeteroGraph(MessagePassing):
         """Return the graph with ``change(tensor)``, on ``device``, in place of every tensor."""
         edges = {r: (change(src), change(dst)) for r, (src, dst) in self._edges.items()}
         counts = {t: frame.num_rows for t, frame in self._node_frames.items()}
-        moved = HeteroGraph(self._schema, edges, counts)
-        moved._device = device  # a graph without relations has no tensor that would tell
+        moved = HeteroGraph(self._schema, edges, counts, device)
         moved._frames = self._frames.each(lambda frame: frame.changed(change))
         moved._structures = {r: self._structures[r].changed(change) for r in edges if r in self._structures}
         return moved
-
-    def _made(
-        self, schema: Schema, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], num_nodes: Mapping[str, int]
-    ) -> "HeteroGraph":
-        graph = HeteroGraph(schema, edges, num_nodes)
-        graph._device = self._device
-        return graph
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._edges[relation]
@@ -124,7 +120,7 @@ class HeteroGraph(MessagePassing):
         store_ids: bool = True,
         output_device: torch.device | str | None = None,
     ) -> "HeteroGraph":
-        """Return the part that has the edges between some nodes, ordered by their source's place in ``nodes``.
+        """Return the part that has the edges between some nodes, by their ids.
 
         Args:
             nodes: int[n], each once, or bool[num_nodes]; or node type -> one of these, types left out having none.
@@ -147,27 +143,12 @@ class HeteroGraph(MessagePassing):
                 raise InvalidArgumentError(f"nodes of type {ntype!r} must be given once each")
         edges = {}
         for relation in self.canonical_etypes:
-            src, dst, eids = self.out_edges(chosen[relation[0]], "all", relation)
-            inside = numbers[relation[2]][dst] >= 0
-            src, dst, eids = src[inside], dst[inside], eids[inside]
-            if relabel_nodes:
-                src, dst = numbers[relation[0]][src], numbers[relation[2]][dst]
-            edges[relation] = src, dst, eids
+            src, dst = self._coo(relation)
+            of_src, of_dst = numbers[relation[0]][src], numbers[relation[2]][dst]
+            eids = ((of_src >= 0) & (of_dst >= 0)).nonzero().squeeze(1)
+            edges[relation] = (*((of_src[eids], of_dst[eids]) if relabel_nodes else (src[eids], dst[eids])), eids)
         part = self._part(edges, chosen if relabel_nodes else None, store_ids)
         return part if output_device is None else part.to(output_device)
-
-    def out_subgraph(
-        self,
-        nodes: NodeIds,
-        relabel_nodes: bool = False,
-        store_ids: bool = True,
-        output_device: torch.device | str | None = None,
-    ) -> "HeteroGraph":
-        """Return the part that has all edges out of some nodes, node by node; as :meth:`in_subgraph`."""
-        chosen = self._by_ntype(nodes)
-        edges = {r: self.out_edges(chosen[r[0]], "all", r) for r in self.canonical_etypes}
-        part: HeteroGraph = self._part_of_ends(edges, relabel_nodes, store_ids, output_device)
-        return part
 
     # -- other edges -----------------------------------------------------------------------------------------
 
@@ -178,11 +159,8 @@ class HeteroGraph(MessagePassing):
             copy_ndata: carry the node features (the tensors are shared).
             copy_edata: carry the edge features.
         """
-        relations = tuple((dst, name, src) for src, name, dst in self.canonical_etypes)
         edges = {(r[2], r[1], r[0]): self._coo(r)[::-1] for r in self.canonical_etypes}
-        turned = self._made(Schema(tuple(self.ntypes), relations), edges, self._counts())
-        if copy_ndata:
-            self._copy_nodes(turned)
+        turned = self.with_edge_lists(edges, copy_ndata)
         if copy_edata:
             for src, name, dst in self.canonical_etypes:
                 turned._edge_frame((dst, name, src)).update(self._edge_frame((src, name, dst)))
@@ -239,40 +217,32 @@ class HeteroGraph(MessagePassing):
         kept[dropped] = False
         src, dst = self._coo(relation)
         fewer = self._with_edges_of(relation, src[kept], dst[kept])
-        frame = fewer._edge_frame(relation)
-        frame.update({name: values[kept] for name, values in self._edge_frame(relation).items()})
+        fewer._edge_frame(relation).update({name: rows[kept] for name, rows in self._edge_frame(relation).items()})
         if store_ids:
-            frame[EID] = kept.nonzero().squeeze(1)
+            fewer._edge_frame(relation)[EID] = kept.nonzero().squeeze(1)
         return fewer
 
     def add_self_loop(
-        self, edge_feat_names: Sequence[str] | None = None, fill_data: float | str = 1.0, etype: EdgeType = None
+        self, edge_feat_names: Sequence[str] | None = None, fill_data: float = 1.0, etype: EdgeType = None
     ) -> "HeteroGraph":
         """Return the graph with an edge from each node to itself behind the others, also where there is one.
 
         Args:
             edge_feat_names: features that the new edges get by ``fill_data``; all by default, the others being 0.
-            fill_data: a number for all entries; or "sum", "mean", "max" or "min" of the feature over the node's
-                in-edges.
+            fill_data: a number for all their entries.
             etype: the relation, within one type; None means the only one.
 
         Raises:
-            InvalidArgumentError: the relation joins two types, or another ``fill_data``.
+            InvalidArgumentError: the relation joins two types, or ``fill_data`` is no number.
             FieldNameError: a feature does not exist.
         """
         relation = self._loops(etype, "add_self_loop")
         frame = self._edge_frame(relation)
         nodes = torch.arange(self.num_nodes(relation[0]), device=self.device)
-        if isinstance(fill_data, str) and fill_data not in _REDUCERS:
-            raise InvalidArgumentError(f"fill_data must be a number or one of {_REDUCERS} (got {fill_data!r})")
-        data: dict[str, torch.Tensor] = {}
-        for name in frame if edge_feat_names is None else edge_feat_names:
-            values = frame[name]
-            if isinstance(fill_data, str):
-                message = Message("copy", Operand("e", name), None, "m")
-                data[name] = self._aggregated(relation, message, Reduce(fill_data, "m", "m"))
-            else:
-                data[name] = values.new_full((len(nodes), *values.shape[1:]), fill_data)
+        if not isinstance(fill_data, Number):
+            raise InvalidArgumentError(f"fill_data must be a number (got {fill_data!r})")
+        names = frame if edge_feat_names is None else edge_feat_names
+        data = {name: frame[name].new_full((len(nodes), *frame[name].shape[1:]), fill_data) for name in names}
         return self.with_edges(nodes, nodes, data, relation)
 
     def remove_self_loop(self, etype: EdgeType = None) -> "HeteroGraph":
@@ -294,7 +264,6 @@ class HeteroGraph(MessagePassing):
         self, edges: Mapping[Relation, Edges], nodes: Mapping[str, torch.Tensor] | None, store_ids: bool
     ) -> "HeteroGraph":
         part = part_of(self, edges, nodes, store_ids)
-        part._device = self._device
         for relation, (_, _, eids) in edges.items():
             _add_rows(part._edge_frame(relation), self._edge_frame(relation), eids)
         for ntype, frame in self._node_frames.items():
@@ -304,18 +273,13 @@ class HeteroGraph(MessagePassing):
     def with_edge_lists(
         self, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], copy_ndata: bool
     ) -> "HeteroGraph":
-        """Return a graph of the same nodes and relations with other edges, which have no features."""
-        other = self._made(self._schema, edges, self._counts())
+        """Return a graph of the same nodes with other edges, which have no features."""
+        counts = {ntype: frame.num_rows for ntype, frame in self._node_frames.items()}
+        other = HeteroGraph(Schema(tuple(counts), tuple(edges)), edges, counts, self._device)
         if copy_ndata:
-            self._copy_nodes(other)
+            for ntype, frame in self._node_frames.items():
+                other._node_frames[ntype].update(frame)
         return other
-
-    def _counts(self) -> dict[str, int]:
-        return {ntype: self.num_nodes(ntype) for ntype in self.ntypes}
-
-    def _copy_nodes(self, to: "HeteroGraph") -> None:
-        for ntype in self.ntypes:
-            to._node_frames[ntype].update(self._node_frames[ntype])
 
     def _with_edges_of(self, changed: Relation, src: torch.Tensor, dst: torch.Tensor) -> "HeteroGraph":
         """Return the graph with these edges, without features, in place of those of one relation."""
@@ -337,7 +301,8 @@ def part_of(
 ) -> HeteroGraph:
     """Return a part of a graph, as :meth:`.Graph._part` describes it, with the ids of its edges and nodes alone."""
     counts = {t: g.num_nodes(t) if nodes is None else len(nodes[t]) for t in g.ntypes}
-    part = HeteroGraph(g.schema, {relation: (src, dst) for relation, (src, dst, _) in edges.items()}, counts)
+    ends = {relation: (src, dst) for relation, (src, dst, _) in edges.items()}
+    part = HeteroGraph(g.schema, ends, counts, g.device)
     for relation, (_, _, eids) in edges.items() if store_ids else ():
         part.edges[relation].data[EID] = eids
     for ntype, ids in (nodes or {}).items() if store_ids else ():

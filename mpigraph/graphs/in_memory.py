@@ -13,8 +13,8 @@ import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.graphs.aggregate import InEdges
-from mpigraph.graphs.face import Edges, Graph, NodesView, Pair, check_range, count, in_form
-from mpigraph.graphs.fields import EdgeType, Frame, IdsLike, as_ids, fields_of, is_number
+from mpigraph.graphs.face import Edges, Graph, NodesView, Pair, check_range, count
+from mpigraph.graphs.fields import EdgeType, Frame, IdsLike, fields_of, is_number
 from mpigraph.metadata.schema import Relation
 
 G = TypeVar("G", bound="InMemoryGraph")
@@ -101,8 +101,16 @@ class InMemoryGraph(Graph[Frame]):
         return degrees[nodes]
 
     def _edges_into(self, relations: list[Relation], nodes: Mapping[str, torch.Tensor]) -> dict[Relation, Edges]:
-        neighbours = [(r, self._neighbours(self.structure(r), nodes[r[2]], r[2])) for r in relations]
-        return {r: (src, dst, eids) for r, (dst, src, eids) in neighbours}
+        into: dict[Relation, Edges] = {}
+        for relation in relations:
+            edges, ids = self.structure(relation), nodes[relation[2]]
+            check_range(ids, edges.num_dst, f"node id of type {relation[2]!r}")
+            counts = edges.degrees[ids]
+            begins = (edges.indptr[ids] - counts.cumsum(0) + counts).repeat_interleave(counts)
+            places = begins + torch.arange(begins.shape[0], device=begins.device)
+            eids = places if edges.perm is None else edges.perm[places]
+            into[relation] = edges.indices[places].long(), ids.repeat_interleave(counts), eids
+        return into
 
     def _have_edges(self, pairs: Mapping[Relation, Pair]) -> dict[Relation, torch.Tensor]:
         return {relation: self._places(relation, *ends)[1] > 0 for relation, ends in pairs.items()}
@@ -111,59 +119,30 @@ class InMemoryGraph(Graph[Frame]):
         """Return sources and destinations, int64[2, num_edges], for PyG's layers."""
         return torch.stack(self._coo(self.to_canonical_etype(etype)))
 
-    def edge_ids(self, u: IdsLike, v: IdsLike, return_uv: bool = False, etype: EdgeType = None) -> Any:
+    def edge_ids(self, u: IdsLike, v: IdsLike, etype: EdgeType = None) -> Any:
         """Return the ids of the edges from ``u[i]`` to ``v[i]``.
 
         Args:
             u: int[n], sources; one is for all ``v``.
             v: int[n], destinations; one is for all ``u``.
-            return_uv: return all edges of each pair, with their ends; a pair may have no edges.
             etype: the relation; None means the only one.
 
         Returns:
-            int64[n], of parallel edges the first; an int if ``u`` and ``v`` are numbers. With ``return_uv`` sources,
-            destinations and ids, int64 each, the edges of a pair one after the other.
+            int64[n], of parallel edges the first; an int if ``u`` and ``v`` are numbers.
 
         Raises:
             OutOfRangeError: a node does not exist.
-            GraphDataError: a pair has no edge, without ``return_uv``.
+            GraphDataError: a pair has no edge.
             InvalidArgumentError: ids that are not integers, or different numbers of them.
         """
         relation = self.to_canonical_etype(etype)
         src, dst = self._pairs(u, v, relation)
         first, counts = self._places(relation, src, dst)
-        eids = self._by_ends(relation)[1]
-        if return_uv:
-            places = _expanded(first, counts)
-            return src.repeat_interleave(counts), dst.repeat_interleave(counts), eids[places]
         if bool((counts == 0).any()):
             pair = int((counts == 0).nonzero()[0])
             raise GraphDataError(f"there is no edge of {relation} from {int(src[pair])} to {int(dst[pair])}")
-        result = eids[first]
+        result = self._by_ends(relation)[1][first]
         return int(result) if is_number(u) and is_number(v) else result
-
-    def out_edges(self, u: IdsLike, form: str = "uv", etype: EdgeType = None) -> Any:
-        """Return the edges out of nodes, node by node in the order of ``u``, those of a node by their ids.
-
-        Arguments and errors are those of :meth:`in_edges`, with sources in place of destinations.
-        """
-        relation = self.to_canonical_etype(etype)
-        nodes = as_ids(u, "node ids").to(self.device)
-        return in_form(form, *self._neighbours(self._out_edges(relation), nodes, relation[0]))
-
-    def successors(self, v: IdsLike, etype: EdgeType = None) -> torch.Tensor:
-        """Return the destinations of the edges out of a node, int64[out-degree]."""
-        return torch.as_tensor(self.out_edges(v, etype=etype)[1])
-
-    def _out_edges(self, relation: Relation) -> InEdges:
-        """Return the edges of a relation by source: "destinations" are the sources."""
-
-        def turned() -> InEdges:
-            src, dst = self._coo(relation)
-            frames = self._frames_of(relation)
-            return InEdges.from_coo(dst, src, frames[1].num_rows, frames[0].num_rows)
-
-        return self._once(("out-edges", relation), turned)
 
     def _by_ends(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the edges in the order of source, then destination: a number for each pair, and their ids."""
@@ -181,14 +160,6 @@ class InMemoryGraph(Graph[Frame]):
         requested = src * self._frames_of(relation)[1].num_rows + dst
         first = torch.searchsorted(keys, requested)
         return first, torch.searchsorted(keys, requested, right=True) - first
-
-    def _neighbours(self, edges: InEdges, ids: torch.Tensor, ntype: str) -> Edges:
-        """Return the edges of nodes, int64[n]: for each its node, the other end, and its id."""
-        check_range(ids, edges.num_dst, f"node id of type {ntype!r}")
-        counts = edges.degrees[ids]
-        places = _expanded(edges.indptr[ids], counts)
-        eids = places if edges.perm is None else edges.perm[places]
-        return ids.repeat_interleave(counts), edges.indices[places].long(), eids
 
     # -- devices ---------------------------------------------------------------------------------------------
 
@@ -214,23 +185,6 @@ class InMemoryGraph(Graph[Frame]):
     def long(self: G) -> G:
         """Accepted for DGL's scripts: ids are int64. Returns the graph."""
         return self
-
-    def pin_memory(self: G) -> G:
-        """Return the graph with structure and features in pinned memory, from which copies to a GPU are asynchronous.
-
-        Raises:
-            RuntimeError: from torch, which has no GPU, or the graph is not on the CPU.
-        """
-        return self.changed(torch.Tensor.pin_memory, self.device)
-
-    def record_stream(self, stream: Any) -> None:
-        """Tell torch that a stream uses the graph, as :meth:`torch.Tensor.record_stream` does."""
-
-        def record(tensor: torch.Tensor) -> torch.Tensor:
-            tensor.record_stream(stream)
-            return tensor
-
-        self.changed(record, self.device)
 
     # -- scopes ----------------------------------------------------------------------------------------------
 
@@ -269,9 +223,3 @@ def exact_device(device: torch.device | str) -> torch.device:
         return torch.empty(0, device=parsed).device  # torch fills in the current device's index
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise InvalidArgumentError(f"there is no device {device!r}: {str(error).splitlines()[0]}") from None
-
-
-def _expanded(first: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Return first[i], first[i] + 1, ... counts[i] of them, one after the other: int64[sum of the counts]."""
-    begins = (first - counts.cumsum(0) + counts).repeat_interleave(counts)
-    return begins + torch.arange(begins.shape[0], device=begins.device)

@@ -8,8 +8,8 @@ import torch
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import messages as kinds
 from mpigraph.graphs.aggregate import InEdges, aggregate, reduce_rows
-from mpigraph.graphs.face import check_range, node_type
-from mpigraph.graphs.fields import ALL, EdgeType, Frame, IdsLike
+from mpigraph.graphs.face import node_type
+from mpigraph.graphs.fields import EdgeType, Frame
 from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.metadata.schema import Relation
 
@@ -18,9 +18,6 @@ MessageFunction: TypeAlias = kinds.Message | kinds.EdgeFunction
 ReduceFunction: TypeAlias = kinds.Reduce | kinds.NodeFunction
 """Built in, or a function of a batch of nodes with a mailbox."""
 _CROSS_REDUCERS = ("sum", "mean", "max", "min", "stack")
-
-_NEUTRAL = {"sum": 0.0, "max": float("-inf"), "min": float("inf")}
-"""The reduction of no message; a relation without edges into a node then changes nothing."""
 
 
 class MessagePassing(InMemoryGraph):
@@ -35,92 +32,56 @@ class MessagePassing(InMemoryGraph):
     ) -> None:
         """Send messages along the edges and reduce them at the destinations.
 
-        A destination without in-edges gets 0. Without ``etype`` and with several relations, all relations into one type
-        are reduced together, which only built-in functions can.
+        A destination without in-edges gets 0. :meth:`multi_update_all` takes several relations together.
 
-        Both can be user functions. A message function gets all edges (``edges.src``, ``edges.dst``, ``edges.data``) and
-        returns name -> tensor, a row for each edge. A reduce function is called once for all destinations of one
-        in-degree, with their messages in ``nodes.mailbox[name]``, [n, degree, ...] in the order of edge ids, and
-        returns name -> tensor, a row for each node. User functions are slower than built-in ones.
+        Both functions can be user functions. A message function gets all edges (``edges.src``, ``edges.dst``,
+        ``edges.data``) and returns name -> tensor, a row for each edge. A reduce function is called once for all
+        destinations of one in-degree, with their messages in ``nodes.mailbox[name]``, [n, degree, ...] in the order of
+        edge ids, and returns name -> tensor, a row for each node. User functions are slower than built-in ones.
 
         Args:
             message_func: from :mod:`mpigraph.function`, or a function of a batch of edges.
             reduce_func: from :mod:`mpigraph.function`, or a function of a batch of nodes.
             apply_node_func: takes a batch of nodes (``nodes.data``) and returns new features for them.
-            etype: the relation.
+            etype: the relation; None means the only one.
 
         Raises:
-            InvalidArgumentError: an argument is no function, a function returned something else, or "mean" or user
-                functions over several relations.
+            EdgeTypeError: the relation does not exist, or there are several and none is named.
+            InvalidArgumentError: an argument is no function, or a function returned something else.
             FieldNameError: a field does not exist.
         """
         kinds.check_functions(message_func, reduce_func)
-        relations = self.canonical_etypes
-        # one relation needs no second reduction over relations, and may use "mean" and any function
-        if etype is not None or len(relations) == 1:
-            relation = self.to_canonical_etype(etype)
-            self._frames.dst[relation[2]].update(self._reduced(relation, message_func, reduce_func))
-            self._apply_to(apply_node_func, {relation[2]})
-            return
-        if not isinstance(message_func, kinds.Message) or not isinstance(reduce_func, kinds.Reduce):
-            raise InvalidArgumentError(
-                "functions of your own over several relations need an etype, or multi_update_all with a pair for each"
-            )
-        if reduce_func.op not in _NEUTRAL:
-            raise InvalidArgumentError(f"{reduce_func.op!r} over several relations needs an etype")
-        neutral = _NEUTRAL[reduce_func.op]
-        by_type: dict[str, list[Relation]] = {}
-        for relation in relations:
-            by_type.setdefault(relation[2], []).append(relation)
-        totals = {}
-        for ntype, group in by_type.items():
-            reduced = [self._aggregated(relation, message_func, reduce_func, neutral) for relation in group]
-            zero_in_degree = sum(self.structure(relation).degrees for relation in group) == 0
-            totals[ntype] = combine(reduced, reduce_func.op)
-            totals[ntype][zero_in_degree] = 0  # not the neutral element, as in DGL
-        # stored only now: the output may have the name of an input that another relation still reads
-        for ntype, total in totals.items():
-            self._frames.dst[ntype][reduce_func.out] = total
-        self._apply_to(apply_node_func, set(by_type))
+        relation = self.to_canonical_etype(etype)
+        self._frames.dst[relation[2]].update(self._reduced(relation, message_func, reduce_func))
+        self._apply_to(apply_node_func, {relation[2]})
 
     def multi_update_all(
         self,
-        etype_dict: Mapping[
-            str | Relation,
-            tuple[MessageFunction, ReduceFunction] | tuple[MessageFunction, ReduceFunction, kinds.NodeFunction | None],
-        ],
+        etype_dict: Mapping[str | Relation, tuple[MessageFunction, ReduceFunction]],
         cross_reducer: str | Callable[[list[torch.Tensor]], torch.Tensor],
         apply_node_func: kinds.NodeFunction | None = None,
     ) -> None:
         """Send and reduce messages relation by relation, then reduce the results across relations.
 
         Args:
-            etype_dict: relation -> (message function, reduce function), each as in :meth:`update_all`; a third function
-                of a batch of nodes, which sees the reduced messages in ``nodes.data``, may return their replacements,
-                name -> tensor.
+            etype_dict: relation -> (message function, reduce function), each as in :meth:`update_all`.
             cross_reducer: "sum", "mean", "max", "min" or "stack" (along a new second dimension); or a function of the
                 list of tensors of one name, which returns one tensor.
             apply_node_func: as in :meth:`update_all`.
 
         Raises:
-            InvalidArgumentError: another ``cross_reducer``, no functions, or not two or three of them.
+            InvalidArgumentError: another ``cross_reducer``, no functions, or not two of them.
         """
         if not callable(cross_reducer) and cross_reducer not in _CROSS_REDUCERS:
             raise InvalidArgumentError(f"cross_reducer must be sum, mean, max, min or stack (got {cross_reducer!r})")
         by_output: dict[tuple[str, str], list[torch.Tensor]] = {}
         for etype, functions in etype_dict.items():
             relation = self.to_canonical_etype(etype)
-            if not isinstance(functions, tuple | list) or len(functions) not in (2, 3):
-                needs = "(message function, reduce function[, function of nodes])"
+            if not isinstance(functions, tuple | list) or len(functions) != 2:
+                needs = "(message function, reduce function)"
                 raise InvalidArgumentError(f"relation {relation} needs {needs} (got {functions!r})")
-            message, reduce, apply = functions if len(functions) == 3 else (*functions, None)
-            kinds.check_functions(message, reduce)
-            results: Mapping[str, torch.Tensor] = self._reduced(relation, message, reduce)
-            if apply is not None:
-                frame = self._frames.dst[relation[2]].copy()
-                frame.update(results)
-                results = apply(kinds.NodeBatch.of(frame, relation[2], self.device))
-            for name, values in results.items():
+            kinds.check_functions(*functions)
+            for name, values in self._reduced(relation, *functions).items():
                 by_output.setdefault((relation[2], name), []).append(values)
         for (ntype, out), tensors in by_output.items():
             if not callable(cross_reducer):
@@ -129,58 +90,46 @@ class MessagePassing(InMemoryGraph):
                 self._frames.dst[ntype][out] = cross_reducer(tensors) if len(tensors) > 1 else tensors[0]
         self._apply_to(apply_node_func, {ntype for ntype, _ in by_output})
 
-    def apply_edges(self, func: MessageFunction, edges: IdsLike | str = ALL, etype: EdgeType = None) -> None:
+    def apply_edges(self, func: MessageFunction, etype: EdgeType = None) -> None:
         """Compute new edge features, such as ``fn.u_dot_v("h", "h", "score")``.
 
         Args:
             func: a message function, or a function of a batch of edges (``edges.src``, ``edges.dst``,
                 ``edges.data``) that returns name -> tensor.
-            edges: int[n], the edges to compute them for; all by default. The others keep theirs, or get 0.
             etype: the relation; None means the only one.
 
         Raises:
-            OutOfRangeError: an edge does not exist.
-            InvalidArgumentError: the function returned something else, or ids that are not integers.
+            InvalidArgumentError: the function returned something else.
         """
         relation = self.to_canonical_etype(etype)
         frames = self._frames_of(relation)
-        src, dst = self._coo(relation)
-        chosen = self._chosen(edges, "edge ids", "relation is etype=")
-        if chosen is not None:
-            check_range(chosen, frames[2].num_rows, f"edge id of relation {relation}")
-            src, dst = src[chosen], dst[chosen]
-        batch = kinds.EdgeBatch.of(frames, src, dst, chosen, relation)
+        batch = kinds.EdgeBatch.of(frames, *self._coo(relation), etype=relation)
         if isinstance(func, kinds.Message):
-            results = {func.out: kinds.edge_values(func, batch)}
+            frames[2][func.out] = kinds.edge_values(func, batch)
         else:
-            results = kinds.check_rows(func(batch), len(batch), "the function of edges")
-        _store(frames[2], results, chosen)
+            frames[2].update(kinds.check_rows(func(batch), len(batch), "the function of edges"))
 
-    def apply_nodes(self, func: kinds.NodeFunction, v: IdsLike | str = ALL, ntype: str | None = None) -> None:
+    def apply_nodes(self, func: kinds.NodeFunction, ntype: str | None = None) -> None:
         """Compute new node features.
 
         Args:
             func: takes a batch of nodes (``nodes.data``) and returns name -> tensor.
-            v: int[n], the nodes to compute them for; all by default. The others keep theirs, or get 0.
             ntype: their type; None means the only one. Of a block, a type of destinations.
 
         Raises:
-            OutOfRangeError: a node does not exist.
-            InvalidArgumentError: the function returned something else, or ids that are not integers.
+            InvalidArgumentError: the function returned something else.
         """
         name = node_type(self._frames.dst, ntype)
         frame = self._frames.dst[name]
-        chosen = self._chosen(v, "node ids", "type is ntype=")
-        if chosen is not None:
-            check_range(chosen, frame.num_rows, f"node id of type {name!r}")
-        batch = kinds.NodeBatch.of(frame, name, self.device, chosen)
-        _store(frame, kinds.check_rows(func(batch), len(batch), "the function of nodes"), chosen)
+        nodes = torch.arange(frame.num_rows, device=self.device)
+        batch = kinds.NodeBatch.of(frame, nodes, name)
+        frame.update(kinds.check_rows(func(batch), len(batch), "the function of nodes"))
 
     def _reduced(
         self, relation: Relation, message: MessageFunction, reduce: ReduceFunction
     ) -> Mapping[str, torch.Tensor]:
         if isinstance(message, kinds.Message) and isinstance(reduce, kinds.Reduce):
-            return {reduce.out: self._aggregated(relation, message, reduce)}
+            return {reduce.out: aggregate(self.structure(relation), self._frames_of(relation), message, reduce)}
         in_edges = self.structure(relation)
         if isinstance(message, kinds.Message):
             edges = kinds.EdgeBatch.of(self._frames_of(relation), in_edges.indices, in_edges.dst, in_edges.perm)
@@ -195,25 +144,10 @@ class MessagePassing(InMemoryGraph):
             raise InvalidArgumentError(f"the messages are called {list(messages)} but {reduce.msg!r} is reduced")
         return {reduce.out: reduce_rows(in_edges, messages[reduce.msg], reduce.op)}
 
-    def _aggregated(
-        self, relation: Relation, message: kinds.Message, reduce: kinds.Reduce, empty: float = 0.0
-    ) -> torch.Tensor:
-        return aggregate(self.structure(relation), self._frames_of(relation), message, reduce, empty)
-
     def _apply_to(self, func: kinds.NodeFunction | None, ntypes: set[str]) -> None:
         if func is not None:
             for ntype in sorted(ntypes):
                 self.apply_nodes(func, ntype=ntype)
-
-
-def _store(frame: Frame, results: Mapping[str, torch.Tensor], rows: torch.Tensor | None) -> None:
-    """Set fields of a frame; of some rows (int64[n]) if they are given: the others keep theirs, or get 0."""
-    if rows is None:
-        frame.update(results)
-        return
-    for name, values in results.items():
-        old = frame[name] if name in frame else values.new_zeros(frame.num_rows, *values.shape[1:])
-        frame[name] = old.index_copy(0, rows, values)
 
 
 def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
@@ -267,7 +201,7 @@ def _bucket(
         name: values.index_select(0, edges).reshape(len(nodes), degree, *values.shape[1:])
         for name, values in messages.items()
     }
-    batch = kinds.NodeBatch(kinds.Gathered(frame, nodes), kinds.node_ids(frame, nodes, nodes.device), mailbox, ntype)
+    batch = kinds.NodeBatch.of(frame, nodes, ntype, mailbox)
     return kinds.check_rows(func(batch), len(nodes), "the reduce function")
 
 

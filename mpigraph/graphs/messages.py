@@ -6,7 +6,8 @@ Users make them with :mod:`mpigraph.function`, or write their own functions of a
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -142,18 +143,20 @@ class NodeBatch:
         data: node features.
         mailbox: the messages by name, [n, degree, ...]: in a reduce function, whose nodes all have ``degree`` in-edges;
             else empty.
-        ntype: the node type; None if no user function sees the batch.
+        ntype: the node type.
     """
 
     data: Mapping[str, torch.Tensor]
     _ids: torch.Tensor
-    mailbox: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    ntype: str | None = None
+    mailbox: Mapping[str, torch.Tensor]
+    ntype: str
 
     @classmethod
-    def of(cls, frame: Frame, ntype: str, device: torch.device, rows: torch.Tensor | None = None) -> "NodeBatch":
-        """View some nodes of the frame of a type, int64[n] ``rows``; None means all. The graph is on ``device``."""
-        return cls(Gathered(frame, rows), node_ids(frame, rows, device), ntype=ntype)
+    def of(
+        cls, frame: Frame, nodes: torch.Tensor, ntype: str, mailbox: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> "NodeBatch":
+        """View the rows ``nodes`` (int64[n]) of a frame."""
+        return cls(Gathered(frame, nodes), frame[NID][nodes] if NID in frame else nodes, mailbox, ntype)
 
     def nodes(self) -> torch.Tensor:
         """Return the ids of the nodes, int64[n]: their feature ``NID`` where they have one, as in a block."""
@@ -244,13 +247,6 @@ def check_rows(result: object, count: int, what: str) -> dict[str, torch.Tensor]
             got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise InvalidArgumentError(f"{what} must return {name!r} as a tensor of {count} rows (got {got})")
     return dict(result)
-
-
-def node_ids(frame: Frame, rows: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Return the ids of the nodes at ``rows``, int64[n], as user functions see them; None means all nodes."""
-    if NID in frame:
-        return frame[NID] if rows is None else frame[NID][rows]
-    return torch.arange(frame.num_rows, device=device) if rows is None else rows
 
 
 def _fetch(operand: Operand, edges: EdgeBatch) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Conversion of graphs from and to PyG (``torch_geometric``).
+"""Graphs of PyG (``torch_geometric``) read, and minibatches as PyG's ``Data``.
 
 PyG's objects are recognised by their attributes; PyG is imported only to make them. Features keep their names, except
 the original ids of nodes and edges, which PyG calls ``n_id`` and ``e_id``.
@@ -23,9 +23,8 @@ Attributes: TypeAlias = dict[str, Any]
 """Attributes of a PyG object by name: tensors, and the number of nodes."""
 
 _OURS = {"n_id": NID, "e_id": EID}
-OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
-"""Names that PyG keeps for itself in graphs."""
-OF_MINIBATCHES = OF_GRAPHS.union(
+_OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
+OF_MINIBATCHES = _OF_GRAPHS.union(
     ("batch", "batch_size", "e_id", "edge_label", "edge_label_index", "edge_label_time", "input_id", "n_id"),
     ("num_sampled_edges", "num_sampled_nodes", "seed_time"),
 )
@@ -65,37 +64,6 @@ def from_pyg(data: PygData) -> HeteroGraph:
     return result
 
 
-def to_pyg(g: HeteroGraph) -> PygData:
-    """Make ``torch_geometric``'s ``Data`` or ``HeteroData`` of a graph.
-
-    A graph without named types gives ``Data``, any other one ``HeteroData``. The i-th edge of a relation stays its
-    i-th, feature tensors are not copied, and ``num_nodes`` is always set. :func:`from_pyg` gives the graph back; only
-    where a ``Data`` has as many edges as nodes, names decide which features belong to edges.
-
-    Args:
-        g: a graph in memory.
-
-    Raises:
-        InvalidArgumentError: it is a block, PyG is not installed, or a feature has a name that PyG cannot keep: that of
-            the structure or of original ids, in ``Data`` one that both nodes and edges use, or one by which PyG would
-            slice it along another dimension than its rows.
-    """
-    if g.is_block:
-        raise InvalidArgumentError("expected a graph that is not a block")
-    nodes = {t: {"num_nodes": g.num_nodes(t)} | _features(g.nodes[t].data, "n_id") for t in g.ntypes}
-    edges = {}
-    for relation in g.canonical_etypes:
-        index = torch.stack(g.all_edges(etype=relation))
-        edges[relation] = {"edge_index": index} | _features(g.edges[relation].data, "e_id")
-    data = as_data(g.schema, nodes, edges)
-    hetero = hasattr(data, "node_types")
-    for key, space in [(t, g.nodes[t]) for t in g.ntypes] + [(r, g.edges[r]) for r in g.canonical_etypes]:
-        for name, values in space.data.items():
-            if not _is_by_rows(data, data[key] if hetero else data, name, values):
-                raise _other_meaning(name, space.data.owner)
-    return data
-
-
 def as_data(schema: Schema, nodes: Mapping[str, Attributes], edges: Mapping[Relation, Attributes]) -> PygData:
     """Make a ``Data`` of attributes by name if types have no names, else a ``HeteroData``.
 
@@ -121,10 +89,10 @@ def as_data(schema: Schema, nodes: Mapping[str, Attributes], edges: Mapping[Rela
 
 
 def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
-    """Raise InvalidArgumentError if a feature of ``owner`` has one of PyG's own names, such as :data:`OF_GRAPHS`."""
+    """Raise InvalidArgumentError if a feature of ``owner`` has one of PyG's own names, ``taken``."""
     bad = sorted(taken & set(names))
     if bad:
-        raise _other_meaning(bad[0], owner)
+        raise InvalidArgumentError(f"feature {bad[0]!r} on {owner}: PyG means something else by this name")
 
 
 def check_apart(schema: Schema, of_nodes: Iterable[str], of_edges: Iterable[str]) -> None:
@@ -169,7 +137,7 @@ def _add_features(data: PygData, store: PygData, fields: Iterable[tuple[str, obj
     """Put each array into the frame of its length; if both nodes and edges have that many, the name decides."""
     left_out = []
     for name, values in fields:
-        if name in OF_GRAPHS or not isinstance(values, torch.Tensor | np.ndarray):
+        if name in _OF_GRAPHS or not isinstance(values, torch.Tensor | np.ndarray):
             continue
         of_edges = "edge" in name or name == "e_id"
         # ``frames`` are one type's, or those of the nodes and of the edges of a Data, in this order
@@ -188,12 +156,3 @@ def _is_by_rows(data: PygData, store: PygData, name: str, values: torch.Tensor |
     # PyG joins and slices an attribute along the dimension that this method returns; users may override it
     dimension_of = getattr(data, "__cat_dim__", None)
     return values.ndim == 1 or dimension_of is None or dimension_of(name, values, store) == 0
-
-
-def _other_meaning(name: str, owner: str) -> InvalidArgumentError:
-    return InvalidArgumentError(f"feature {name!r} on {owner}: PyG means something else by this name")
-
-
-def _features(frame: Frame, ids_name: str) -> dict[str, torch.Tensor]:
-    check_names(frame, OF_GRAPHS | _OURS.keys(), frame.owner)
-    return {ids_name if name == NID else name: values for name, values in frame.items()}

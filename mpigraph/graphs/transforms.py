@@ -1,52 +1,32 @@
 """Graphs in memory made of other graphs, by DGL's names; no function changes its argument."""
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.aggregate import group_sums
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.messages import rounded
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def to_simple(
     g: HeteroGraph,
     return_counts: str | None = "count",
-    writeback_mapping: bool = False,
     copy_ndata: bool = True,
     copy_edata: bool = False,
-    aggregator: str = "arbitrary",
-) -> Any:
+) -> HeteroGraph:
     """Return the graph with parallel edges made one; edges are in the order of source, then destination.
 
     Args:
         g: the graph.
         return_counts: name of the edge feature for the number of merged edges, int64; None leaves it out.
-        writeback_mapping: also return the new edge of each edge.
         copy_ndata: carry the node features (the tensors are shared).
-        copy_edata: carry the edge features.
-        aggregator: the features of merged edges: "arbitrary" (those of the first), "sum" or "mean". Sums of integers
-            are int64, their means float32.
-
-    Returns:
-        The graph; with ``writeback_mapping`` also int64[num_edges of g], or a dict of them by relation where there are
-        several.
-
-    Raises:
-        InvalidArgumentError: another ``aggregator``.
+        copy_edata: carry the edge features, of merged edges those of the first, whose ids in ``g`` are ``edata[EID]``.
     """
-    if aggregator not in ("arbitrary", "sum", "mean"):
-        raise InvalidArgumentError(f"aggregator must be 'arbitrary', 'sum' or 'mean' (got {aggregator!r})")
     edges, mapping, counts = {}, {}, {}
-    for relation in _checked(g, "to_simple").canonical_etypes:
+    for relation in g.canonical_etypes:
         src, dst = g.all_edges(etype=relation)
         num = max(g.num_nodes(relation[2]), 1)
         pairs = src * num + dst
@@ -58,26 +38,11 @@ def to_simple(
         if copy_edata:
             first = places.new_full((len(counts[relation]),), len(places))
             first = first.scatter_reduce(0, places, torch.arange(len(places), device=g.device), "amin")
-            for name, rows in g.edges[relation].data.items():
-                frame[name] = _merged(rows, places, counts[relation], first, aggregator)
-            if aggregator == "arbitrary":
-                frame[EID] = first
+            frame.update({name: rows[first] for name, rows in g.edges[relation].data.items()})
+            frame[EID] = first
         if return_counts is not None:
             frame[return_counts] = counts[relation]
-    if not writeback_mapping:
-        return simple
-    return simple, mapping if len(mapping) > 1 else next(iter(mapping.values()))
-
-
-def _merged(
-    rows: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, first: torch.Tensor, aggregator: str
-) -> torch.Tensor:
-    if aggregator == "arbitrary":
-        return rows[first]
-    total = group_sums(rows, places, len(counts))
-    if aggregator == "mean":
-        total = total / counts.reshape(-1, *[1] * (rows.dim() - 1))
-    return rounded(total, rows.dtype)
+    return simple
 
 
 def add_reverse_edges(
@@ -103,7 +68,7 @@ def add_reverse_edges(
         InvalidArgumentError: a relation joins two types, without ``ignore_bipartite``.
     """
     edges, eids = {}, {}
-    for relation in _checked(g, "add_reverse_edges").canonical_etypes:
+    for relation in g.canonical_etypes:
         src, dst = g.all_edges(etype=relation)
         turned = torch.arange(len(src), device=g.device)
         if relation[0] != relation[2]:
@@ -136,8 +101,7 @@ def to_bidirected(g: HeteroGraph, copy_ndata: bool = False, readonly: bool | Non
         InvalidArgumentError: a relation joins two types.
     """
     both = add_reverse_edges(g, copy_ndata=copy_ndata)
-    simple: HeteroGraph = to_simple(both, return_counts=None, copy_ndata=copy_ndata)
-    return simple
+    return to_simple(both, return_counts=None, copy_ndata=copy_ndata)
 
 
 def to_homogeneous(
@@ -167,7 +131,8 @@ def to_homogeneous(
         InvalidArgumentError: ``g`` is a block; layers take typed blocks as they are.
         FieldNameError: a type lacks a feature.
     """
-    _checked(g, "to_homogeneous")
+    if g.is_block:
+        raise InvalidArgumentError("to_homogeneous takes a graph, not a block: layers take typed blocks as they are")
     counts = [g.num_nodes(ntype) for ntype in g.ntypes], [g.num_edges(relation) for relation in g.canonical_etypes]
     node_counts, edge_counts = (torch.tensor(numbers, dtype=torch.int64, device=g.device) for numbers in counts)
     begin = dict(zip(g.ntypes, (node_counts.cumsum(0) - node_counts).tolist(), strict=True))
@@ -198,29 +163,11 @@ def _within(counts: torch.Tensor) -> torch.Tensor:
     return torch.arange(begins.shape[0], device=counts.device) - begins
 
 
-def _checked(g: HeteroGraph, what: str) -> HeteroGraph:
-    """Return the graph. Raises InvalidArgumentError if it is a block."""
-    if g.is_block:
-        raise InvalidArgumentError(f"{what} takes a graph, not a block: layers take typed blocks as they are")
-    return g
-
-
-def _function(name: str, method: Callable[Concatenate[HeteroGraph, P], R]) -> Callable[Concatenate[HeteroGraph, P], R]:
-    """Return a method of graphs as a function, which refuses blocks."""
-
-    @wraps(method)
-    def function(g: HeteroGraph, /, *args: P.args, **options: P.kwargs) -> R:
-        return method(_checked(g, name), *args, **options)
-
-    return function
-
-
-node_subgraph = _function("node_subgraph", HeteroGraph.subgraph)
-edge_subgraph = _function("edge_subgraph", HeteroGraph.edge_subgraph)
-in_subgraph = _function("in_subgraph", HeteroGraph.in_subgraph)
-out_subgraph = _function("out_subgraph", HeteroGraph.out_subgraph)
-reverse = _function("reverse", HeteroGraph.reverse)
-add_self_loop = _function("add_self_loop", HeteroGraph.add_self_loop)
-remove_self_loop = _function("remove_self_loop", HeteroGraph.remove_self_loop)
-add_edges = _function("add_edges", HeteroGraph.with_edges)
-remove_edges = _function("remove_edges", HeteroGraph.without_edges)
+node_subgraph = HeteroGraph.subgraph
+edge_subgraph = HeteroGraph.edge_subgraph
+in_subgraph = HeteroGraph.in_subgraph
+reverse = HeteroGraph.reverse
+add_self_loop = HeteroGraph.add_self_loop
+remove_self_loop = HeteroGraph.remove_self_loop
+add_edges = HeteroGraph.with_edges
+remove_edges = HeteroGraph.without_edges

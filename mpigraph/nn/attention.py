@@ -22,6 +22,9 @@ class _AttentionLayer(ChecksInDegrees):
     attn_l: nn.Parameter
     attn_r: nn.Parameter
     bias: nn.Parameter | None
+    fc: nn.Linear
+    fc_src: nn.Linear
+    fc_dst: nn.Linear
     res_fc: nn.Module | None
 
     def __init__(
@@ -46,15 +49,6 @@ class _AttentionLayer(ChecksInDegrees):
         self.feat_drop = Dropout(feat_drop)
         self.attn_drop = Dropout(attn_drop)
         self._needs_pair = False
-
-    def _make_maps(self, of_pairs: bool) -> None:
-        """Make one linear map for both sides, or one for each; with two, features must come in pairs."""
-        self._needs_pair = of_pairs
-        if of_pairs:
-            self.fc_src = nn.Linear(self._in_src, self._width, bias=False)
-            self.fc_dst = nn.Linear(self._in_dst, self._width, bias=False)
-        else:
-            self.fc = nn.Linear(self._in_src, self._width, bias=False)
 
     def _residual(self, bias: bool) -> nn.Module:
         return nn.Identity() if self._in_dst == self._width else nn.Linear(self._in_dst, self._width, bias=bias)
@@ -86,6 +80,7 @@ class _AttentionLayer(ChecksInDegrees):
         return torch.as_tensor(linear(rows)).reshape(*rows.shape[:-1], self._num_heads, self._out_feats)
 
     def _maps(self) -> tuple[nn.Module, nn.Module]:
+        """Return the linear maps of the sources and of the destinations, one of them or two."""
         return (self.fc_src, self.fc_dst) if self._needs_pair else (self.fc, self.fc)
 
     def _terms(self, of_src: torch.Tensor, of_dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,8 +88,8 @@ class _AttentionLayer(ChecksInDegrees):
         # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
         return _dots(of_src, self.attn_l), _dots(of_dst, self.attn_r)
 
-    def _scores(self, terms: torch.Tensor, of_edges: torch.Tensor | None) -> torch.Tensor:
-        """Return scores, [num_edges, ..., num_heads, 1], from the sums of the ends' terms and mapped rows of edges."""
+    def _scores(self, terms: torch.Tensor) -> torch.Tensor:
+        """Return scores, [num_edges, ..., num_heads, 1], from the sums of the ends' terms."""
         return F.leaky_relu(terms, self._negative_slope)
 
     def _attended(
@@ -103,9 +98,8 @@ class _AttentionLayer(ChecksInDegrees):
         feat: Features,
         get_attention: bool,
         edge_weight: torch.Tensor | None = None,
-        edges: tuple[nn.Module, torch.Tensor] | None = None,
     ) -> _Result:
-        """Apply the layer; ``edges`` are the linear map and the features of edges."""
+        """Apply the layer; see :meth:`GATConv.forward`."""
         if self._needs_pair and not isinstance(feat, tuple):
             raise InvalidArgumentError("a layer of two input widths needs a pair of features")
         self._check_in_degrees(graph)
@@ -114,23 +108,17 @@ class _AttentionLayer(ChecksInDegrees):
         rows = self._by_head(of_src, src)
         is_known = of_src is of_dst and not isinstance(feat, tuple)  # destinations are the first sources
         dst_rows = rows[: graph.num_dst_nodes()] if is_known else self._by_head(of_dst, dst)
-        of_edges = None if edges is None else self._by_head(*edges)
         with graph.local_scope():
             graph.srcdata["ft"] = rows
             graph.srcdata["el"], graph.dstdata["er"] = self._terms(rows, dst_rows)
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            attention = self.attn_drop(edge_softmax(graph, self._scores(graph.edata["e"], of_edges)))
+            attention = self.attn_drop(edge_softmax(graph, self._scores(graph.edata["e"])))
             if edge_weight is not None:
                 check_edge_weight(graph, edge_weight)
                 attention = attention * edge_weight.reshape(-1, *[1] * (attention.dim() - 1))
             graph.edata["a"] = attention
-            if of_edges is not None:  # summed by themselves, so that the other sum is a sparse product
-                graph.edata["of_e"] = of_edges * attention
             graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "ft"))
             out = torch.as_tensor(graph.dstdata["ft"])
-            if of_edges is not None:
-                graph.update_all(fn.copy_e("of_e", "m"), fn.sum("m", "of_e"))
-                out = out + graph.dstdata["of_e"]
         if self.res_fc is not None:
             out = out + self._by_head(self.res_fc, dst)
         if self.bias is not None:
@@ -178,7 +166,12 @@ class GATConv(_AttentionLayer):
         super().__init__(
             in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
         )
-        self._make_maps(isinstance(in_feats, tuple))
+        self._needs_pair = isinstance(in_feats, tuple)
+        if self._needs_pair:
+            self.fc_src = nn.Linear(self._in_src, self._width, bias=False)
+            self.fc_dst = nn.Linear(self._in_dst, self._width, bias=False)
+        else:
+            self.fc = nn.Linear(self._in_src, self._width, bias=False)
         more = self._residual(bias) if residual else None
         # a linear map has the bias, as in DGL
         self._complete(more, bias and not isinstance(more, nn.Linear), "attn_l", "attn_r")
@@ -255,64 +248,9 @@ class GATv2Conv(_AttentionLayer):
     def _terms(self, of_src: torch.Tensor, of_dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return of_src, of_dst
 
-    def _scores(self, terms: torch.Tensor, of_edges: torch.Tensor | None) -> torch.Tensor:
+    def _scores(self, terms: torch.Tensor) -> torch.Tensor:
         return _dots(F.leaky_relu(terms, self._negative_slope), self.attn)
 
     def forward(self, graph: MessagePassing, feat: Features, get_attention: bool = False) -> _Result:
         """Apply the layer; arguments, results and errors are those of :meth:`GATConv.forward`."""
         return self._attended(graph, feat, get_attention)
-
-
-class EdgeGATConv(_AttentionLayer):
-    """Graph attention: ``sum over in-edges e from u of a_e (W h_u + W_e f_e) + bias`` for each head.
-
-    ``a_e`` is the softmax over the in-edges of v of ``LeakyReLU(<attn_l, W h_u> + <attn_r, W h_v> + <attn_edge, W_e
-    f_e>)``. Monninger et al., "SCENE: Reasoning about traffic scenes using heterogeneous graph neural networks", RA-L
-    2023.
-
-    Args:
-        edge_feats: width of the features of edges.
-        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree, bias: as
-            in :class:`GATConv`.
-        residual: add the destination's input, through a linear map.
-    """
-
-    attn_edge: nn.Parameter
-
-    def __init__(
-        self,
-        in_feats: int | tuple[int, int],
-        edge_feats: int,
-        out_feats: int,
-        num_heads: int,
-        feat_drop: float = 0.0,
-        attn_drop: float = 0.0,
-        negative_slope: float = 0.2,
-        residual: bool = True,
-        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        allow_zero_in_degree: bool = False,
-        bias: bool = True,
-    ) -> None:
-        super().__init__(
-            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
-        )
-        self._make_maps(isinstance(in_feats, tuple))
-        self.fc_edge = nn.Linear(edge_feats, self._width, bias=False)
-        more = nn.Linear(self._in_dst, self._width, bias=False) if residual else None
-        self._complete(more, bias, "attn_l", "attn_r", "attn_edge")
-
-    def _scores(self, terms: torch.Tensor, of_edges: torch.Tensor | None) -> torch.Tensor:
-        assert of_edges is not None
-        return super()._scores(terms + _dots(of_edges, self.attn_edge), None)
-
-    def forward(
-        self, graph: MessagePassing, feat: Features, edge_feat: torch.Tensor, get_attention: bool = False
-    ) -> _Result:
-        """Apply the layer; other arguments, results and errors are those of :meth:`GATConv.forward`.
-
-        ``edge_feat`` is [num_edges, ..., edge_feats], in the order of edge ids, with the same dimensions between.
-
-        Raises:
-            GraphDataError: ``edge_feat`` does not have a row for each edge.
-        """
-        return self._attended(graph, feat, get_attention, edges=(self.fc_edge, edge_feat))

@@ -5,48 +5,30 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import group_sums
-from mpigraph.graphs.face import check_range
-from mpigraph.graphs.fields import ALL, IdsLike, as_ids
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.namespaces import attach
 
 __all__ = ["edge_softmax"]
 
 
-def edge_softmax(
-    graph: MessagePassing, logits: torch.Tensor, eids: IdsLike | str = ALL, norm_by: str = "dst"
-) -> torch.Tensor:
+def edge_softmax(graph: MessagePassing, logits: torch.Tensor) -> torch.Tensor:
     """Return the softmax of edge scores over the edges into each destination.
 
     Args:
         graph: a block, or a graph of one relation.
-        logits: float[n, ...], a row for each edge.
-        eids: int[n], the edges that the rows are of and over which the softmax is taken; all by default.
-        norm_by: "dst", or "src" for the edges out of each source.
+        logits: float[num_edges, ...].
 
     Returns:
-        float[n, ...].
+        float[num_edges, ...].
 
     Raises:
-        InvalidArgumentError: another ``norm_by``, a name for ``eids``, not a row for each edge, or integers.
-        OutOfRangeError: an edge id does not exist.
+        InvalidArgumentError: not a row for each edge, or integers.
     """
-    if norm_by not in ("dst", "src"):
-        raise InvalidArgumentError(f"norm_by must be 'dst' or 'src' (got {norm_by!r})")
-    src, dst = graph.all_edges()
-    group = dst if norm_by == "dst" else src
-    if isinstance(eids, str):
-        if eids != ALL:
-            raise InvalidArgumentError(f"expected edge ids (got {eids!r})")
-    else:
-        chosen = as_ids(eids, "edge ids")
-        check_range(chosen, graph.num_edges(), "edge id")
-        group = group[chosen]
-    if logits.dim() == 0 or logits.shape[0] != group.shape[0]:
-        raise InvalidArgumentError(f"logits must have {group.shape[0]} rows (got shape {tuple(logits.shape)})")
+    if logits.dim() == 0 or logits.shape[0] != graph.num_edges():
+        raise InvalidArgumentError(f"logits must have {graph.num_edges()} rows (got shape {tuple(logits.shape)})")
     if not logits.is_floating_point():
         raise InvalidArgumentError(f"logits must be floats (got {logits.dtype})")
-    return softmax_rows(logits, group, graph.num_dst_nodes() if norm_by == "dst" else graph.num_src_nodes())
+    return softmax_rows(logits, graph.all_edges()[1], graph.num_dst_nodes())
 
 
 def softmax_rows(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:

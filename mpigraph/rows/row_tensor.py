@@ -25,11 +25,11 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.kernels.flat import narrow_part, widen
+from mpigraph.kernels.flat import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.window import RowWindow
-from mpigraph.storage.narrow import RoundingError, rounded
+from mpigraph.storage.narrow import FORMS, RoundingError, rounded
 
 _writes = itertools.count(1)  # of all tensors of this process
 
@@ -166,7 +166,7 @@ class RowTensor:
             yield out
         else:
             yield narrow_part(out, self.window.dtype)
-            widen(out, self.stored == "bfloat16")
+            FORMS[self.stored].widen(out)
 
     def check(self, ids: I64) -> None:
         """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""

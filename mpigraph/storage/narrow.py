@@ -4,8 +4,9 @@ At most half of the bytes on disk, in memory, in caches and between nodes. A fea
 float64, and is stored as float16 (11 significant bits, up to 65504) or bfloat16 (8 bits, the range of float32).
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,12 +16,44 @@ from mpigraph.kernels.flat import narrow_part, round_to_bfloat16, widen
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features
 
-NARROW = ("float16", "bfloat16")
-"""The narrower dtypes in which floats may be stored."""
 WIDE = ("float32", "float64")
-"""The dtypes of such floats."""
+"""The dtypes of floats that may be stored in fewer bits."""
 FeatDtype: TypeAlias = str | dict[str, str] | None
-"""A dtype of ``NARROW`` for every feature with rows of numbers; name -> dtype; None for no feature."""
+"""A name in ``FORMS`` for every feature with rows of numbers; name -> dtype; None for no feature."""
+
+
+class Form(NamedTuple):
+    """A form in which floats are stored in fewer bits."""
+
+    narrow: Callable[[Array], tuple[Array, int]]
+    """Round rows of :data:`WIDE` to nearest: as they are stored, and the position of the first finite number that has
+    become infinite, or -1."""
+    widen: Callable[[Array], None]
+    """Widen rows of :data:`WIDE`, whose last bytes are as they are stored (:func:`narrow_part`), in place."""
+
+
+def _to_float16(rows: Array) -> tuple[Array, int]:
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
+        stored: Array = rows.astype(np.float16)
+    return stored, _first_lost(rows, np.isinf(stored))
+
+
+def _to_bfloat16(rows: Array) -> tuple[Array, int]:
+    """Round; float64 becomes float32 on the way, as in torch."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.ascontiguousarray(rows, np.float32)
+    stored: Array = np.empty(rows.shape, np.uint16)
+    lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), stored.reshape(-1))
+    if rows.dtype != np.float32 and lost < 0:
+        lost = _first_lost(rows, np.isinf(single))
+    return stored, lost
+
+
+FORMS = {
+    "float16": Form(_to_float16, partial(widen, brain=False)),
+    "bfloat16": Form(_to_bfloat16, partial(widen, brain=True)),
+}
+"""The forms by the name of their dtype, which ``storage_dtype`` knows."""
 
 _TIMES = "time"  # rounded times would reorder events
 
@@ -39,11 +72,11 @@ class RoundingError(GraphDataError):
 
 
 def rounded(rows: Array, dtype: str) -> Array:
-    """Round rows to the nearest floats of 16 bits, of two the even one; infinity and NaN stay.
+    """Round rows to the nearest floats of a form, of two the even one; infinity and NaN stay.
 
     Args:
-        rows: float32 or float64[n, ...]; float64 becomes float32 on the way to bfloat16, as in torch.
-        dtype: "float16" or "bfloat16".
+        rows: float32 or float64[n, ...].
+        dtype: a name in :data:`FORMS`.
 
     Returns:
         [n, ...] as they are stored.
@@ -51,16 +84,7 @@ def rounded(rows: Array, dtype: str) -> Array:
     Raises:
         RoundingError: a finite number would become infinite.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
-        if dtype == "bfloat16":
-            single = np.ascontiguousarray(rows, np.float32)
-            stored: Array = np.empty(rows.shape, np.uint16)
-            lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), stored.reshape(-1))
-            if rows.dtype != np.float32 and lost < 0:
-                lost = _first_lost(rows, np.isinf(single))
-        else:
-            stored = rows.astype(np.float16)
-            lost = _first_lost(rows, np.isinf(stored))
+    stored, lost = FORMS[dtype].narrow(rows)
     if lost >= 0:
         row, *columns = np.unravel_index(lost, rows.shape)
         column = "".join(f", column {number}" for number in columns)
@@ -74,7 +98,7 @@ def widened(rows: Array, stored: str, dtype: str) -> Array:
         return rows
     wide: Array = np.empty(rows.shape, dtype)
     narrow_part(wide, storage_dtype(stored))[:] = rows
-    widen(wide, stored == "bfloat16")
+    FORMS[stored].widen(wide)
     return wide
 
 
@@ -92,8 +116,8 @@ def check_feat_dtype(feat_dtype: object) -> FeatDtype:
 
 
 def _checked(what: str, dtype: object) -> str:
-    if not isinstance(dtype, str) or dtype not in NARROW:
-        raise InvalidArgumentError(f"{what} must be one of {list(NARROW)} (got {dtype!r})")
+    if not isinstance(dtype, str) or dtype not in FORMS:
+        raise InvalidArgumentError(f"{what} must be one of {list(FORMS)} (got {dtype!r})")
     return dtype
 
 

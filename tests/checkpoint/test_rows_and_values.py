@@ -90,8 +90,6 @@ VALUES = {
     "text": "ünïcode \n \x01",
     "tuple": ((1, [2.5]), (), {"a": {1: "x", (1, "b"): "y", None: "z", 2.5: 0}}),
     "counter": Counter({3: 2}),
-    "dtype": torch.bfloat16,
-    "device": torch.device("cpu"),
     "scalar": np.float32(0.5),
 }
 
@@ -162,10 +160,10 @@ def test_generators_go_on(g: dist.DistGraph, shared_path: Path) -> None:
     random.seed(g.rank())
     np.random.normal()  # noqa: NPY002
     random.gauss(0, 1)
-    checkpoint.save({"random": checkpoint.RandomState()}, checkpoint_id=shared_path / "c")
+    checkpoint.save({}, checkpoint_id=shared_path / "c")
     expected = draws(g)
     draws(g)
-    checkpoint.load({"random": checkpoint.RandomState()}, checkpoint_id=shared_path / "c")
+    checkpoint.load({}, checkpoint_id=shared_path / "c")
     assert draws(g) == expected
 
 
@@ -241,34 +239,6 @@ def test_a_state_of_something_else_is_refused(job: SharedJob, oracle, shared_pat
         checkpoint.load({"emb": embedding("emb")}, checkpoint_id=path)
 
 
-def test_a_state_can_be_moved_without_files(g: dist.DistGraph) -> None:
-    one, two = embedding("one"), dist.DistEmbedding(NUM_NODES, DIM, "two")
-    two.load_state_dict(one.state_dict())
-    assert torch.equal(two.weight[:], one.weight[:]) and two.weight[:].any()
-
-
-def test_a_model_for_torch_alone(g: dist.DistGraph, shared_path: Path) -> None:
-    model = model_and_more(2)["model"]
-    emb = embedding()
-    checkpoint.save({"model": model, "emb": emb, "step": np.arange(3)}, checkpoint_id=shared_path / "c")
-    g.barrier()
-    if g.rank() == 0:
-        checkpoint.export(shared_path / "c", shared_path / "model.pt")
-        result = torch.load(shared_path / "model.pt", weights_only=True)
-        again = model_and_more(1)["model"]
-        again.load_state_dict(result)
-        assert flat(again) == flat(model)
-        checkpoint.export(shared_path / "c", shared_path / "step.pt", "step")
-        assert torch.load(shared_path / "step.pt", weights_only=True).tolist() == [0, 1, 2]
-        for name, words in (
-            ("emb", "and is no DistTensor here"),
-            ("x", r"no state_dict\['x'\] \(it has 'model', 'emb', 'step'\)"),
-        ):
-            with pytest.raises(InvalidArgumentError, match=words):
-                checkpoint.export(shared_path / "c", shared_path / "x.pt", name)
-    g.barrier()
-
-
 def test_rows_in_their_original_order(g: dist.DistGraph, shared_path: Path) -> None:
     path = shared_path / "feat.npy"
     g.ndata["feat"].save(path)
@@ -295,11 +265,13 @@ def test_rows_in_their_original_order(g: dist.DistGraph, shared_path: Path) -> N
         ("x.h5", "path must end in .npy"),
         ("x.npy", "cannot read rows: .*No such file"),
         ("several.npy", "cannot read rows"),
-        ("text.npy", "cannot read rows"),
+        ("text.npy", "are not numbers|expected numbers"),
     ]:
         with pytest.raises(InvalidArgumentError, match=words):
             again.load(shared_path / name)
-    with pytest.raises(InvalidArgumentError, match=r"holds \[101, 3\], and \[101, 5\] is wanted"):
+    again.load(g.ndata["orig"][:].argsort()[:, None].expand(-1, 3))  # an object with rows: row v of node v's place
+    assert torch.equal(again[:], torch.arange(NUM_NODES)[:, None].expand(-1, 3).bfloat16())
+    with pytest.raises(InvalidArgumentError, match=r"holds \[101, 3\], not \[101, 5\]"):
         embedding().load(path)
 
 

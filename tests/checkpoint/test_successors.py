@@ -189,7 +189,7 @@ def test_damaged_checkpoints_are_not_among_those_that_are_kept(job: SharedJob, a
     jobs.save(saver_of(job.session), "300", 300)
     damage(job, around / "300", 300)
     with pytest.raises(ShardFormatError, match="-0.h5: dataset 'tensors' is damaged"):
-        checkpoint.export(around / "300", around.parent / "x.pt", "x")
+        checkpoint.load({"x": torch.zeros(100)}, checkpoint_id=around / "300")
     saver = jobs.come(newest="200") if looks else Saver(job.session)
     jobs.save(saver, "280", 280, keep=2)
     assert names(around) == ["200", "280", "300"]
@@ -228,14 +228,3 @@ def test_a_checkpoint_is_found_through_a_link(job: SharedJob, around: Path) -> N
         save(around / str(step), step, keep=2)
     assert names(around) == ["400", "500", "link"] and step_of(around / "link") == 200
     assert len([path for path in around.iterdir() if path.is_symlink()]) == 4
-
-
-def test_links_do_not_count(job: SharedJob, around: Path) -> None:
-    jobs = Jobs(around)
-    jobs.save(saver_of(job.session), "200", 200)
-    if job.rank == 0:
-        (around / "best").symlink_to("200")
-    job.trainers.Barrier()
-    save(around / "300", 300, keep=3)
-    assert names(around) == ["100", "200", "300", "best"]
-    assert jobs.newest == ("300", 300)

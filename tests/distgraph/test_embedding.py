@@ -76,7 +76,7 @@ def states() -> tuple[object, ...]:
 
 
 def made(path: str) -> dict[tuple[str, torch.dtype], torch.Tensor]:
-    """The rows of an embedding for each function and dtype, some without a name."""
+    """The rows of an embedding for each function and dtype, some without a name, and of a tensor."""
     open_graph(path)
     rows = {}
     for name, init in INITS.items():
@@ -84,7 +84,8 @@ def made(path: str) -> dict[tuple[str, torch.dtype], torch.Tensor]:
             label = None if name == "uniform" else f"{name} {dtype}"
             emb = dist.DistEmbedding(NUM_NODES, 3, label, init, dtype=dtype)
             rows[name, dtype] = emb.weight[:]
-    return rows
+    tensor = dist.DistTensor((NUM_NODES, 3), torch.float32, "tensor", INITS["torch"])
+    return rows | {("tensor", torch.float32): tensor[:]}
 
 
 @cache

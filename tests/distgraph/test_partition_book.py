@@ -14,7 +14,6 @@ from mpigraph.distgraph.partition_book import (
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, OutOfRangeError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
-from mpigraph.storage.part_config import homogeneous_ranges
 
 PARTS = [1, 2, 5]
 MANY = 4  # books of each number of parts
@@ -34,7 +33,7 @@ def counted(offsets: list[np.ndarray], num_parts: int) -> list[tuple[int, int, i
 @pytest.mark.parametrize("is_node", [True, False], ids=["nodes", "edges"])
 def test_the_numbering_is_what_counting_gives(num_parts: int, seed: int, is_node: bool) -> None:
     book = random_book(num_parts, seed)
-    face = RangePartitionBook.from_book(book, num_parts - 1)
+    face = RangePartitionBook(book, num_parts - 1)
     ids = counted(book.node_offsets if is_node else book.edge_offsets, num_parts)
     parts, kinds, values = torch.tensor(ids).T
     split = face.map_to_per_ntype if is_node else face.map_to_per_etype
@@ -42,29 +41,26 @@ def test_the_numbering_is_what_counting_gives(num_parts: int, seed: int, is_node
     owner = face.nid2partid if is_node else face.eid2partid
     owned = face.partid2nids if is_node else face.partid2eids
     local = face.nid2localnid if is_node else face.eid2localeid
-    count = face._num_nodes if is_node else face._num_edges
     shuffled = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
     for order in (torch.arange(len(ids)), shuffled):
         types_and_ids = split(order)
         assert torch.equal(types_and_ids[0], kinds[order]) and torch.equal(types_and_ids[1], values[order])
         assert torch.equal(owner(order), parts[order])  # no type: homogeneous ids, as in DGL
-    assert count() == len(ids)
     for kind, name in enumerate(COUNTS if is_node else EDGES):
         homogeneous = torch.nonzero(kinds == kind).reshape(-1)
         homogeneous = homogeneous[values[homogeneous].argsort()]
         owners, everything = parts[homogeneous], torch.arange(len(homogeneous))
         assert torch.equal(join(everything, name), homogeneous)
         assert torch.equal(owner(everything, name), owners)
-        assert count(name) == len(homogeneous)
         for part in range(num_parts):
             own = owned(part, name)
             assert torch.equal(own, everything[owners == part])
             assert torch.equal(local(own, part, name), torch.arange(len(own)))
-            here = RangePartitionBook.from_book(book, part)
+            here = RangePartitionBook(book, part)
             policy = NodePartitionPolicy(here, name) if is_node else EdgePartitionPolicy(here, name)
             text = f"node~{name}" if is_node else f"edge~{':'.join(name)}"
             assert policy.policy_str == PartitionPolicy(text, here).policy_str == text
-            assert PartitionPolicy.of(book, is_node, kind).policy_str == text and policy.type_name == name
+            assert PartitionPolicy.of(here, is_node, kind).policy_str == text and policy.type_name == name
             assert (policy.is_node, policy.type_id, policy.part_id) == (is_node, kind, part)
             assert (policy.get_size(), policy.get_part_size()) == (len(owners), len(own))
             assert torch.equal(policy.to_partid(everything), owners)
@@ -78,7 +74,7 @@ def test_the_numbering_is_what_counting_gives(num_parts: int, seed: int, is_node
 def test_what_a_book_says_of_its_parts(num_parts: int) -> None:
     book = random_book(num_parts, 1)
     for part in range(num_parts):
-        face = RangePartitionBook.from_book(book, part)
+        face = RangePartitionBook(book, part)
         assert face.num_partitions() == num_parts and face.partid == part and not face.is_homogeneous
         assert face.ntypes == list(COUNTS) and face.canonical_etypes == list(EDGES)
         assert face.etypes == [relation[1] for relation in EDGES]
@@ -96,49 +92,30 @@ def test_what_a_book_says_of_its_parts(num_parts: int) -> None:
         face.shared_memory("typed")
 
 
-def test_a_book_of_dgls_maps_is_the_same() -> None:
-    book = random_book(3, 2)
-    maps = [
-        dict(zip(names, homogeneous_ranges(tables), strict=True))
-        for names, tables in ((COUNTS, book.node_offsets), (EDGES, book.edge_offsets))
-    ]
-    ids = [{name: number for number, name in enumerate(names)} for names in (COUNTS, EDGES)]
-    face = RangePartitionBook(1, 3, *maps, *ids)
-    assert face.partid == 1 and face.canonical_etypes == list(EDGES)
-    for table, expected in zip(face.book.node_offsets, book.node_offsets, strict=True):
-        assert np.array_equal(table, expected)
-    for table, expected in zip(face.book.edge_offsets, book.edge_offsets, strict=True):
-        assert np.array_equal(table, expected)
-    with pytest.raises(PartitionError, match="exactly the types"):
-        RangePartitionBook(1, 3, {}, maps[1], *ids)
-    with pytest.raises(PartitionError, match=r"must have shape \(2, 2\)"):
-        RangePartitionBook(1, 2, *maps, *ids)
-
-
 def test_a_relation_with_the_default_name_between_named_types() -> None:
     """The default means homogeneous ids, whatever relations are called; the name alone means the relation."""
     relations = ("item", "seen", "user"), ("user", "_E", "item")
     for named, offsets in ((relations[1:], ([0, 2, 5],)), (relations, ([0, 1, 3], [0, 2, 5]))):
         book = RangeBook(Schema(("item", "user"), named), ([0, 3, 4], [0, 1, 4]), offsets)
-        face = RangePartitionBook.from_book(book, 0)
+        face = RangePartitionBook(book, 0)
         first, total = (sum(table[i] for table in offsets) for i in (1, 2))
         assert face.eid2partid(range(total)).tolist() == [0] * first + [1] * (total - first)
-        assert face.partid2eids(1).tolist() == [*range(first, total)] and face._num_edges() == total
+        assert face.partid2eids(1).tolist() == [*range(first, total)]
         for name in ("_E", relations[1]):
-            assert face.eid2partid([1, 2], name).tolist() == [0, 1] and face._num_edges(name) == 5
+            assert face.eid2partid([1, 2], name).tolist() == [0, 1]
     two = RangeBook(Schema(("a", "b"), (("a", "_E", "b"), ("b", "_E", "a"))), ([0, 1], [0, 1]), ([0, 2], [0, 3]))
-    face = RangePartitionBook.from_book(two, 0)
+    face = RangePartitionBook(two, 0)
     assert face.partid2eids(0).tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(EdgeTypeError, match="ambiguous"):
         face.partid2eids(0, "_E")
 
 
 def test_no_ids_and_no_relations() -> None:
-    face = RangePartitionBook.from_book(random_book(3, 0), 0)
+    face = RangePartitionBook(random_book(3, 0), 0)
     none = torch.empty(0, dtype=torch.int64)
     for ids in (*face.map_to_per_ntype(none), face.map_to_homo_nid([], "paper"), face.eid2partid([], "writes")):
         assert ids.dtype == torch.int64 and len(ids) == 0
-    bare = RangePartitionBook.from_book(RangeBook(Schema(("a", "b"), ()), ([0, 1, 3], [0, 2, 2]), ()), 1)
+    bare = RangePartitionBook(RangeBook(Schema(("a", "b"), ()), ([0, 1, 3], [0, 2, 2]), ()), 1)
     assert bare.map_to_per_ntype([0, 1, 2, 3, 4])[1].tolist() == [0, 0, 1, 1, 2]
     assert bare.metadata()[0] == {"machine_id": 0, "num_nodes": 3, "num_edges": 0}
     assert len(bare.map_to_per_etype([])[0]) == 0 and bare.etypes == []
@@ -165,11 +142,11 @@ def test_no_ids_and_no_relations() -> None:
 )
 def test_wrong_types_and_ids_are_named(call, error, message: str) -> None:
     with pytest.raises(error, match=message):
-        call(RangePartitionBook.from_book(random_book(3, 0), 0))
+        call(RangePartitionBook(random_book(3, 0), 0))
 
 
 def test_policies_of_nothing_are_refused() -> None:
-    face = RangePartitionBook.from_book(random_book(2, 0), 0)
+    face = RangePartitionBook(random_book(2, 0), 0)
     with pytest.raises(InvalidArgumentError, match="begins with 'node' or 'edge' .got 'graph~author'"):
         PartitionPolicy("graph~author", face)
     with pytest.raises(NodeTypeError, match="'reviewer' does not exist"):
@@ -179,7 +156,7 @@ def test_policies_of_nothing_are_refused() -> None:
     for text in ("node", "edge"):
         with pytest.raises((NodeTypeError, EdgeTypeError), match="type is ambiguous"):
             PartitionPolicy(text, face)
-    plain = RangePartitionBook.from_book(RangeBook(Schema.homogeneous(), ([0, 3, 7],), ([0, 5, 9],)), 1)
+    plain = RangePartitionBook(RangeBook(Schema.homogeneous(), ([0, 3, 7],), ([0, 5, 9],)), 1)
     assert NodePartitionPolicy(plain).to_local([3, 6]).tolist() == [0, 3]
     assert EdgePartitionPolicy(plain).to_partid([0, 4, 5, 8]).tolist() == [0, 0, 1, 1]
     assert [PartitionPolicy(text, plain).get_part_size() for text in ("node", "edge")] == [4, 4]

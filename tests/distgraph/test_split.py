@@ -224,17 +224,3 @@ def test_split_is_local_where_parts_are(comm, oracle) -> None:
         assert torch.equal(share, torch.arange(offsets[world.host_index], offsets[world.host_index + 1]))
 
     Job(comm, Layout(comm.size, 0, 1)).run(body)
-
-
-def test_splits_by_time_have_nothing_in_common(job: SharedJob, g: dist.DistGraph) -> None:
-    for split, times in ((dist.node_split, g.ndata["orig"]), (dist.edge_split, g.edata["edge"])):
-        every = times[:]
-        first, second = int(every.median()), int(every.max())
-        spans = [{"before": first}, {"since": first, "before": second}, {"since": second}]
-        for form in (times, every):
-            shares = [split(form, g.get_partition_book(), **span) for span in spans]
-            gathered = [torch.cat(job.trainers.allgather(share)) for share in shares]
-            expected = [every < first, (every >= first) & (every < second), every >= second]
-            for ids, mask in zip(gathered, expected, strict=True):
-                assert torch.equal(ids, torch.nonzero(mask)[:, 0])
-            assert len(split(form, g.get_partition_book(), since=second + 1)) == 0

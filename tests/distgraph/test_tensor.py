@@ -97,22 +97,13 @@ def test_two_writers_of_a_row_leave_one_of_the_two(g: dist.DistGraph) -> None:
     assert rows.min() >= 1 and rows.max() <= current().num_trainers
 
 
-def test_init_func_runs_on_trainers(job: SharedJob, oracle) -> None:
-    path = oracle(3)
-    calls = []
-
-    def init(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
-        calls.append(shape)
-        return torch.full(shape, 3, dtype=dtype)
-
-    def body() -> int:
-        job.open(path)
-        t = dist.DistTensor((NUM_NODES, 2), torch.int32, init_func=init)
-        assert torch.equal(t[:], torch.full((NUM_NODES, 2), 3, dtype=torch.int32))
-        return sum(shape[0] for shape in calls)
-
-    rows = body()
-    assert sum(job.trainers.allgather(rows)) == NUM_NODES
+def test_rows_go_to_another_device(g: dist.DistGraph) -> None:
+    """``meta`` is a device that every torch has."""
+    rows = g.ndata["feat"].gather([3, 1], device="meta")
+    assert rows.device.type == "meta" and rows.shape == (2, 3)
+    emb = dist.DistEmbedding(NUM_NODES, 5, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert emb([0, 1], "meta").dtype == torch.float32 and emb([0, 1], "meta").device.type == "meta"
 
 
 def test_init_func_that_raises_on_one_trainer_raises_on_all(g: dist.DistGraph) -> None:
@@ -264,6 +255,9 @@ def test_trainers_in_different_calls_get_one_error(g: dist.DistGraph) -> None:
         dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
     with pytest.raises(CollectiveError, match="with different arguments.*'filled': False"):  # no wait for the others
         dist.DistTensor((NUM_NODES,), torch.int64, init_func=torch.ones if g.rank() == 0 else None)
+    with pytest.raises(TensorMismatchError, match="no node or edge type has 17 rows"):
+        dist.DistTensor((17 if g.rank() == 0 else NUM_NODES,), torch.int64)
+    assert len(dist.DistTensor((NUM_NODES,), torch.int64)) == NUM_NODES  # all count what has no name alike
     g.barrier()
 
 

@@ -49,8 +49,6 @@ def test_loops():
     more = mg.add_self_loop(g)
     assert [e.tolist() for e in more.edges()] == [[*SRC, *range(6)], [*DST, *range(6)]]
     assert more.edata["w"].tolist() == [*range(0, 800, 100)] + [1] * 6 and torch.equal(more.ndata["x"], g.ndata["x"])
-    assert g.add_self_loop(fill_data="sum").edata["w"][8:].tolist() == [600, 1700, 0, 0, 0, 500]
-    assert g.add_self_loop(fill_data="max").edata["w"][8:].tolist() == [400, 700, 0, 0, 0, 500]
     assert g.add_self_loop(["w"], 7).edata["w"][8:].tolist() == [7] * 6
     assert g.add_self_loop([]).edata["w"][8:].tolist() == [0] * 6
     users = typed().add_self_loop(etype="follows")
@@ -59,7 +57,7 @@ def test_loops():
     with pytest.raises(InvalidArgumentError, match="within one type"):
         typed().add_self_loop(etype="rates")
     with pytest.raises(InvalidArgumentError, match="fill_data"):
-        g.add_self_loop(fill_data="median")
+        g.add_self_loop(fill_data="sum")
 
 
 def test_more_and_fewer_edges():
@@ -76,17 +74,11 @@ def test_more_and_fewer_edges():
         (lambda g: g.subgraph([1, 1]), InvalidArgumentError, "given once each"),
         (lambda g: g.subgraph(torch.ones(3, dtype=torch.bool)), InvalidArgumentError, "6 entries"),
         (lambda g: g.subgraph([6]), OutOfRangeError, "node id of type '_N' 6"),
-        (lambda g: g.out_edges([6]), OutOfRangeError, "node id of type '_N' 6"),
         (lambda g: mg.to_block(g).edge_subgraph([0]), InvalidArgumentError, "not a block"),
         (lambda g: g.subgraph([0.5]), InvalidArgumentError, "must be integers"),
         (lambda g: typed().subgraph([0]), NodeTypeError, "dict by node type"),
         (lambda g: g.edge_ids([9], [0]), OutOfRangeError, "9"),
-        (
-            lambda g: mg.in_subgraph(mg.to_block(g, range(6)), [0]),
-            InvalidArgumentError,
-            "in_subgraph takes .* not a block",
-        ),
-        (lambda g: mg.add_edges(mg.to_block(g), [0], [0]), InvalidArgumentError, "add_edges takes .* not a block"),
+        (lambda g: mg.in_subgraph(mg.to_block(g, range(6)), [0]), InvalidArgumentError, "not a block"),
         (lambda g: mg.add_edges(g, [0], [7]), OutOfRangeError, "7"),
         (lambda g: mg.add_edges(g, [0], [1], {"w": torch.ones(2)}), GraphDataError, "rows"),
     ],
@@ -99,12 +91,9 @@ def test_misuse_is_named(call, error, message):
 def test_parallel_edges_become_one() -> None:
     g = mg.graph(([0, 1, 2, 2, 0], [1, 2, 0, 0, 1]), num_nodes=4)
     g.ndata["x"], g.edata["w"] = torch.arange(4.0) + 1, torch.arange(5.0)
-    simple, mapping = mg.to_simple(g, writeback_mapping=True, copy_edata=True)
-    assert torch.stack(simple.edges()).tolist() == [[0, 1, 2], [1, 2, 0]] and mapping.tolist() == [0, 1, 2, 2, 0]
+    simple = mg.to_simple(g, copy_edata=True)
+    assert torch.stack(simple.edges()).tolist() == [[0, 1, 2], [1, 2, 0]]
     assert simple.edata["count"].tolist() == [2, 1, 2] and simple.edata["w"].tolist() == [0, 1, 2]
     assert simple.edata[mg.EID].tolist() == [0, 1, 2] and simple.ndata["x"] is g.ndata["x"]
-    assert mg.to_simple(g, copy_edata=True, aggregator="sum").edata["w"].tolist() == [4, 1, 5]
-    mean = mg.to_simple(g, return_counts=None, copy_edata=True, aggregator="mean", copy_ndata=False)
-    assert mean.edata["w"].tolist() == [2, 1, 2.5] and "count" not in mean.edata and "x" not in mean.ndata
-    with pytest.raises(InvalidArgumentError, match="aggregator"):
-        mg.to_simple(g, aggregator="max")
+    bare = mg.to_simple(g, return_counts=None, copy_ndata=False)
+    assert not bare.edata and not bare.ndata

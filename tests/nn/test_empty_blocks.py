@@ -19,7 +19,6 @@ ALLOWED = {"allow_zero_in_degree": True}
 LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "gat": lambda: nn.GATConv(WIDTH, 3, 2, residual=True, **ALLOWED),
     "gatv2": lambda: nn.GATv2Conv(WIDTH, 3, 2, residual=True, **ALLOWED),
-    "edgegat": lambda: nn.EdgeGATConv(WIDTH, 2, 3, 2, **ALLOWED),
     "gine": lambda: nn.GINEConv(torch.nn.Linear(WIDTH, 3), learn_eps=True),
     "hgt": lambda: nn.HGTConv(WIDTH, 2, 2, 2, 3, dropout=0, use_norm=True),
     "hgt-residual": lambda: nn.HGTConv(WIDTH, 3, 2, 2, 3, dropout=0),
@@ -52,7 +51,6 @@ def applied(layer: torch.nn.Module, seeds: list[int]) -> torch.Tensor:
     x = layer.first(torch.randn(b.num_src_nodes(), WIDTH, generator=generator))
     types = torch.arange(edges) % 3
     extra = {
-        nn.EdgeGATConv: (torch.ones(edges, 2),),
         nn.GINEConv: (torch.ones(edges, WIDTH),),
         nn.RelGraphConv: (types,),
         nn.HGTConv: (torch.arange(b.num_src_nodes()) % 2, types),

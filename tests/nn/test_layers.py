@@ -95,17 +95,16 @@ def gine(layer, g, x, y, edges):
     return {"out": layer.apply_func(1.25 * y + at_ends(g, relu(x[g.edges()[0]] + edges)))}
 
 
-def attention(score, slope=0.2, of_edges=False):
-    """Of two heads: ``score(layer, left, right, edges, slope)`` by edge and head."""
+def attention(score, slope=0.2):
+    """Of two heads: ``score(layer, left, right, slope)`` by edge and head."""
 
     def formula(layer, g, x, y, w):
         src, dst = g.edges()
         maps = (layer.fc, layer.fc) if hasattr(layer, "fc") else (layer.fc_src, layer.fc_dst)
         left, right = (linear(rows).unflatten(1, (2, -1)) for linear, rows in zip(maps, (x, y), strict=True))
-        edges = layer.fc_edge(w).unflatten(1, (2, -1)) if of_edges else None
-        exps = score(layer, left[src], right[dst], edges, slope).exp()
-        shares = (exps / at_ends(g, exps)[dst])[:, :, None] * (1 if of_edges else w[:, :, None])
-        out = at_ends(g, shares * (left[src] + edges if of_edges else left[src]))
+        exps = score(layer, left[src], right[dst], slope).exp()
+        shares = (exps / at_ends(g, exps)[dst])[:, :, None] * w[:, :, None]
+        out = at_ends(g, shares * left[src])
         for more in (layer.res_fc(y) if layer.res_fc is not None else None, layer.bias):
             out = out if more is None else out + more.reshape(-1, *out.shape[1:])
         return {"out": torch.tanh(out), "attention": shares}
@@ -113,16 +112,12 @@ def attention(score, slope=0.2, of_edges=False):
     return formula
 
 
-def gat(layer, left, right, edges, slope):
+def gat(layer, left, right, slope):
     return leaky_relu((left * layer.attn_l + right * layer.attn_r).sum(-1), slope)
 
 
-def gatv2(layer, left, right, edges, slope):
+def gatv2(layer, left, right, slope):
     return (leaky_relu(left + right, slope) * layer.attn).sum(-1)
-
-
-def edge_gat(layer, left, right, edges, slope):
-    return leaky_relu((left * layer.attn_l + right * layer.attn_r + edges * layer.attn_edge).sum(-1), slope)
 
 
 ANY = {"allow_zero_in_degree": True}
@@ -143,9 +138,6 @@ LAYERS = {  # (widths, out): the layer; its formula; what it takes of edges
     "gatv2": (lambda a, b: nn.GATv2Conv(a, b, 2, **OUT, **ANY), attention(gatv2), None),
     "gatv2 shared": (lambda a, b: nn.GATv2Conv(a, b, 2, residual=True, bias=False, share_weights=True, **OUT, **ANY),
                      attention(gatv2), None),
-    "edge gat": (lambda a, b: nn.EdgeGATConv(a, 6, b, 2, **OUT, **ANY), attention(edge_gat, of_edges=True), EDGE),
-    "edge gat bare": (lambda a, b: nn.EdgeGATConv(a, 6, b, 2, residual=False, bias=False, **OUT, **ANY),
-                      attention(edge_gat, of_edges=True), EDGE),
 }  # fmt: skip
 TWO_WIDTHS = {"sage mean", "sage pool", "sage lstm", *(name for name in LAYERS if "gat" in name)}
 
@@ -275,23 +267,38 @@ def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
     torch.testing.assert_close(layer.double()(few, x[few.srcdata["_ID"]]), layer(whole_graph, x)[:2])
 
 
+PAIRS = {
+    "dot": (1, lambda a, b: (a * b).sum(1, keepdim=True)),
+    "ele": (4, lambda a, b: a * b),
+    "cat": (8, lambda a, b: torch.hstack([a, b])),
+}
+
+
+@pytest.mark.parametrize("op", PAIRS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_scores_of_pairs(op, bias):
+    (width, formula), h_src, h_dst = PAIRS[op], normal(20, 4), normal(20, 4, seed=3)
+    plain, mapped = nn.EdgePredictor(op, 4), nn.EdgePredictor(op, 4, 3, bias).double()
+    torch.testing.assert_close(plain(h_src, h_dst), formula(h_src, h_dst))
+    twin = torch.nn.Linear(width, 3, bias).double()
+    torch.manual_seed(8)
+    mapped.reset_parameters()
+    torch.manual_seed(8)
+    twin.reset_parameters()
+    torch.testing.assert_close(mapped(h_src, h_dst), twin(formula(h_src, h_dst)))
+    assert plain(h_src[:0], h_dst[:0]).shape == (0, width) and not [*plain.parameters()]
+
+
 # What is refused
 
-STRICT = [
-    (nn.GraphConv(4, 2), ()),
-    (nn.GATConv(4, 2, 2), ()),
-    (nn.GATv2Conv(4, 2, 2), ()),
-    (nn.EdgeGATConv(4, 3, 2, 2), (torch.ones(2, 3),)),
-]
 
-
-@pytest.mark.parametrize(("layer", "more"), STRICT, ids=lambda value: type(value).__name__)
-def test_zero_in_degree_is_refused_unless_allowed(layer, more):
+@pytest.mark.parametrize("layer", [nn.GraphConv(4, 2), nn.GATConv(4, 2, 2), nn.GATv2Conv(4, 2, 2)])
+def test_zero_in_degree_is_refused_unless_allowed(layer):
     g = graph(([0, 2], [1, 1]), num_nodes=4)
     with pytest.raises(MPIGraphError, match="3 destinations have no in-edge"):
-        layer(g, torch.ones(4, 4), *more)
+        layer(g, torch.ones(4, 4))
     layer.set_allow_zero_in_degree(True)
-    assert layer(g, torch.ones(4, 4), *more).isfinite().all()
+    assert layer(g, torch.ones(4, 4)).isfinite().all()
 
 
 X8, TWO = torch.ones(8, 3), (torch.ones(9, 3), torch.ones(8, 3))
@@ -310,8 +317,10 @@ X8, TWO = torch.ones(8, 3), (torch.ones(9, 3), torch.ones(8, 3))
         (lambda: nn.GATConv(3, 2, 2, **ANY)(whole(), X8, torch.ones(1)), r"11 rows \(got shape \(1,\)"),
         (lambda: nn.GINEConv()(whole(), X8, torch.ones(3, 3)), "must have 11 rows"),
         (lambda: nn.GATConv((3, 3), 2, 2, **ANY)(two_sides(), X8), "needs a pair"),
-        (lambda: nn.EdgeGATConv((3, 3), 3, 2, 2, **ANY)(two_sides(), X8, torch.ones(11, 3)), "needs a pair"),
-        (lambda: nn.edge_softmax(whole(), torch.ones(11), "all"), "expected edge ids.*'all'"),
+        (lambda: nn.EdgePredictor("sum"), r"op must be one of .*'sum'"),
+        (lambda: nn.EdgePredictor("distmult"), "for 'cos' normalise rows and take 'dot'.*knowledge_graph.py"),
+        (lambda: nn.EdgePredictor("dot", out_feats=3), "in_feats must be given"),
+        (lambda: nn.EdgePredictor("dot")(X8, X8[:1]), r"one shape \(got \(8, 3\) and \(1, 3\)\)"),
     ],
 )
 def test_misuse_is_named(call, message):

@@ -88,7 +88,7 @@ def test_a_step_and_a_checkpoint_with_odd_names(job: SharedJob, tmp_path: Path) 
         x = {ntype: block.srcnodes[ntype].data["a:b:c"][:, None].float() for ntype in TYPES}
         for ntype, ids in inputs.items():
             for number, name in enumerate(NAMES):
-                rows = block.nodes[f"SRC/{ntype}"].data[name]
+                rows = block.srcnodes[ntype].data[name]
                 assert torch.equal(rows, g.nodes[ntype].data[name][ids]) and set((rows // 1000).tolist()) <= {number}
         sum(out.sum() for out in model(block, x).values()).backward()
     assert any(parameter.grad is not None for parameter in model.parameters())

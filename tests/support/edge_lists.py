@@ -165,7 +165,6 @@ def edges_into(g: Any, o: Lists, q: Question) -> None:
     eids = o.into({t: q.v if t == q.r[2] else [] for t in o.counts})[q.r]
     for ids in forms(q.v):
         same(g.in_edges(ids, "all", q.r), (*o.ends(q.r, eids), eids))
-    same(g.predecessors(q.v, q.r), o.ends(q.r, eids)[0])
 
 
 def edges_between(g: Any, o: Lists, q: Question) -> None:
@@ -203,29 +202,18 @@ def parts_into_nodes(g: Any, o: Lists, q: Question) -> None:
     check_part(g, o, g.in_subgraph(q.nodes, relabel_nodes=True), chosen, o.met(chosen))
 
 
-def parts_out_of_nodes(g: Any, o: Lists, q: Question) -> None:
-    chosen = o.out_of(q.nodes)
-    check_part(g, o, g.out_subgraph(q.nodes), chosen, None)
-    check_part(g, o, g.out_subgraph(q.nodes, relabel_nodes=True), chosen, o.met(chosen))
-
-
 def parts_of_nodes(g: Any, o: Lists, q: Question) -> None:
-    inside = {r: [e for e in eids if o.edges[r][e][1] in q.nodes[r[2]]] for r, eids in o.out_of(q.nodes).items()}
+    inside = {
+        r: [e for e, (u, v) in enumerate(pairs) if u in q.nodes[r[0]] and v in q.nodes[r[2]]]
+        for r, pairs in o.edges.items()
+    }
     for change in (list, np.array, torch.tensor):
         check_part(g, o, g.subgraph({t: change(ids) for t, ids in q.nodes.items() if ids}), inside, q.nodes)
     check_part(g, o, g.subgraph(q.nodes, relabel_nodes=False), inside, None)
 
 
-def edges_out_of(g: Any, o: Lists, q: Question) -> None:
-    eids = o.out_of({t: q.u if t == q.r[0] else [] for t in o.counts})[q.r]
-    same(g.out_edges(q.u, "all", q.r), (*o.ends(q.r, eids), eids))
-    same(g.successors(q.u, q.r), o.ends(q.r, eids)[1])
-
-
 def edges_by_their_ends(g: Any, o: Lists, q: Question) -> None:
     of = {(u, v): [e for e in o.at(q.r, 0, u) if o.edges[q.r][e][1] == v] for u, v in zip(q.u, q.v, strict=True)}
-    found = [(*pair, e) for pair in zip(q.u, q.v, strict=True) for e in of[pair]]
-    same(g.edge_ids(q.u, q.v, return_uv=True, etype=q.r), tuple(map(list, zip(*found, strict=True))) or ([], [], []))
     known = [pair for pair, eids in of.items() if eids]
     same(g.edge_ids([u for u, _ in known], [v for _, v in known], etype=q.r), [of[pair][0] for pair in known])
     for u, v in known[:1]:
@@ -258,7 +246,7 @@ def check_part(g: Any, o: Lists, part: HeteroGraph, chosen: dict[Relation, list[
 
 FACE = [counts, degrees, ends_of_edges, edges_into, edges_between, existing_nodes]
 PARTS = [parts_of_edges, parts_into_nodes]
-IN_MEMORY = [parts_out_of_nodes, parts_of_nodes, edges_out_of, edges_by_their_ends]
+IN_MEMORY = [parts_of_nodes, edges_by_their_ends]
 
 
 OF_NODES: list[Callable[[Any, str | None], Any]] = [
