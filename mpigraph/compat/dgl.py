@@ -99,6 +99,7 @@ _OF_MODULES = {
 _INSTEAD = {
     "PinSAGESampler RandomWalkNeighborSampler pack_traces random_walk": "walks follow out-edges, and parts hold "
     "in-edges: partition with --add-reverse, and sample in-neighbours (NeighborSampler, g.sample_neighbors)",
+    "sample_labors": "use LaborSampler, whose sample_blocks draws one hop, too",
     "ShaDowKHopSampler": "use NeighborSampler; DGL and PyG sample such subgraphs in one process",
     "KVClient KVServer close_kvstore get_kvstore init_kvstore kvstore standalone_kvstore": "rows live in windows of "
     "MPI: read and write them by DistTensor, g.ndata and DistEmbedding",

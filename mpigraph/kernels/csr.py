@@ -49,8 +49,8 @@ def number_by_key(keys: Array, fill: Array, out: Array) -> None:
 
 
 @njit()
-def by_key(keys: I64, num_keys: int) -> tuple[I64, I64]:
-    """Group items by their keys, int64[m] in ``[0, num_keys)``.
+def by_key(keys: Array, num_keys: int) -> tuple[I64, I64]:
+    """Group items by their keys, int32 or int64 [m] in ``[0, num_keys)``.
 
     Returns:
         The bounds of each key's items, int64[num_keys + 1], in all items, int64[m], those of a key ascending.

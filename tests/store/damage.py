@@ -314,10 +314,8 @@ def contradictions(draw: Draw, graph: Path, bases: Path) -> None:
     path = graph / f"part{draw.randrange(PARTS)}/graph.h5"
     key = f"relations/{draw.choice(KEYS)}"
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
-        indptr, indices, degrees = (file[f"{key}/{field}"][...] for field in ("indptr", "indices", "out_degrees"))
-        how = draw.choice(
-            ("begin", "end", "falls", "huge", "beyond", "negative", "unsorted", "source", "degree", "moved")
-        )
+        indptr, indices = (file[f"{key}/{field}"][...] for field in ("indptr", "indices"))
+        how = draw.choice(("begin", "end", "falls", "huge", "beyond", "negative", "unsorted"))
         at = draw.randrange(1, len(indptr) - 1)
         edge = draw.randrange(len(indices))
         long_rows = np.flatnonzero((np.diff(indptr) > 1) & (indices[indptr[:-1] % len(indices)]
@@ -336,17 +334,9 @@ def contradictions(draw: Draw, graph: Path, bases: Path) -> None:
             indices[edge] = draw.choice((40, 2**31 - 1, 0x20202020))
         elif how == "negative":
             indices[edge] = draw.choice((-1, -(2**31)))
-        elif how == "unsorted":
-            indices[first], indices[last] = indices[last], indices[first]
-        elif how == "source":
-            indices[last] = indices[first]
-        elif how == "degree":
-            degrees[draw.randrange(len(degrees))] += draw.choice((-1, 1, 2**40))
         else:
-            one, other = draw.sample(range(len(degrees)), 2)
-            degrees[one] += 1
-            degrees[other] -= 1
-        for field, values in (("indptr", indptr), ("indices", indices), ("out_degrees", degrees)):
+            indices[first], indices[last] = indices[last], indices[first]
+        for field, values in (("indptr", indptr), ("indices", indices)):
             rewrite(file, f"{key}/{field}", values)
 
 
