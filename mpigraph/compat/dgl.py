@@ -58,7 +58,6 @@ _DISTRIBUTED = {
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-    "_remove_kwargs_dist": "mpigraph.dataloading.loader:without_processes",
 }
 _ROLES |= _calls("BACKEND_NAME get_global_rank get_num_trainers get_role get_trainer_rank init_role seed")
 _GRAPHS = ("mpigraph", "mpigraph.convert")

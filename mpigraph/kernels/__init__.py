@@ -89,7 +89,6 @@ def _of_rows() -> Iterator[_Call]:
     fixed.setflags(write=False)  # read-only arrays, as of books, are another type to numba
     for offsets in (ranges, fixed):
         yield row_ops.order_by_range, _IDS, offsets
-    yield row_ops.find_runs, _IDS
     values: Any
     for values in (np.zeros(2, np.int32), np.zeros(2, np.int64)):
         for counts in (_IDS, _IDS.astype(np.uint8), _IDS.astype(np.int32)):

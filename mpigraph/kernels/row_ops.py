@@ -124,24 +124,10 @@ def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
     return [(j, order[bounds[i] : bounds[i + 1]]) for i, j in enumerate(which.tolist())]
 
 
-@njit()
-def _fill_runs(rows: I64, starts: I64, lengths: I32) -> int:
-    runs = 0
-    for i in range(len(rows)):
-        if i > 0 and rows[i] == rows[i - 1] + 1:
-            lengths[runs - 1] += 1
-        else:
-            starts[runs] = rows[i]
-            lengths[runs] = 1
-            runs += 1
-    return runs
-
-
 def find_runs(rows: I64) -> tuple[I64, I32]:
     """Merge neighbours of rows (int64[n]) that follow each other: ``starts`` int64[r] and ``lengths`` int32[r]."""
-    starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
-    runs = _fill_runs(rows, starts, lengths)
-    return starts[:runs], lengths[:runs]
+    begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    return rows[begins], np.diff(begins, append=len(rows)).astype(np.int32)
 
 
 @njit()

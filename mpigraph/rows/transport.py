@@ -152,17 +152,15 @@ class RemoteRows:
         distinct = replace(self, rows=self.rows[is_first], positions=self.positions[is_first])
         return distinct, self.positions[~is_first], self.positions[first[~is_first]]
 
+    def last(self) -> "RemoteRows":
+        """Return the distinct ones of rows to write, each at its last position, from the last one on."""
+        backwards = replace(self, rows=self.rows[::-1].copy(), positions=self.positions[::-1])
+        return backwards.once()[0]
+
     def requests(self) -> list["RemoteRows"]:
         """Divide the rows into requests of bounded size."""
         cuts = [slice(at, at + MAX_ROWS) for at in range(0, len(self.rows), MAX_ROWS)]
         return [replace(self, rows=self.rows[cut], positions=self.positions[cut]) for cut in cuts]
-
-
-def last_of_equal(rows: RemoteRows) -> tuple[I64, I64]:
-    """Return the distinct rows to write, ascending, and the position of the last value of each."""
-    order = np.argsort(rows.rows, kind="stable")
-    order = order[np.flatnonzero(np.diff(rows.rows[order], append=-1))]
-    return rows.rows[order], rows.positions[order]
 
 
 def nothing() -> None:

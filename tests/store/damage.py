@@ -37,6 +37,7 @@ import h5py  # noqa: E402
 import numpy as np  # noqa: E402
 
 import mpigraph.distributed as dist  # noqa: E402
+from mpigraph.cli import stage as staging  # noqa: E402
 from mpigraph.errors import PartitionError, ShardFormatError  # noqa: E402
 from mpigraph.kernels import warm_up  # noqa: E402
 from mpigraph.metadata.schema import Schema  # noqa: E402
@@ -44,7 +45,6 @@ from mpigraph.partition.pipeline import partition_source  # noqa: E402
 from mpigraph.partition.source import Feature, GraphSource  # noqa: E402
 from mpigraph.session.context import current  # noqa: E402
 from mpigraph.storage.part_config import PartConfig  # noqa: E402
-from mpigraph.store import host_ranges  # noqa: E402
 
 NAME = "graph"
 PARTS = 2
@@ -134,9 +134,9 @@ def rows_of(tensor: Any) -> Any:
 def staged(path: str, to: Path) -> bytes:
     """Stage all parts; a hash of where the copies are not those of the originals, which are judged where they load."""
     config = PartConfig.read(path)
-    for shard in host_ranges.shards_of(config, range(config.num_parts), to):
-        if not host_ranges.is_staged(shard, config):
-            host_ranges.copy_shard(shard, config)
+    for shard in staging.shards_of(config, range(config.num_parts), to):
+        if not staging.is_staged(shard, config):
+            staging.copy_shard(shard, config)
     copies = replace(config, files=config.default_files(config.num_parts), directory=to)
     copies.write(to)
     places = [(part, which) for part in range(config.num_parts) for which in config.files[part]]
