@@ -19,7 +19,7 @@ from mpigraph.dataloading.negative_sampler import (
 from mpigraph.errors import EdgeTypeError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph
-from mpigraph.kernels.negatives import draw_nodes, draw_others
+from mpigraph.kernels.negatives import draw_nodes
 
 WORD = 2**64
 NUM_EDGES = 591
@@ -41,17 +41,8 @@ def reference(key: int, eid: int, number: int, num: int) -> int:
 def test_draws_are_hashes(num: int) -> None:
     key, eids = np.uint64(0xFEDCBA9876543210), np.array([0, 7, 7, 2**40, 3], np.int64)
     out = np.full(len(eids) * 4, -1)
-    draw_nodes(key, eids, 4, 1000, num, out)
-    assert out.tolist() == [1000 + reference(int(key), e, j, num) for e in eids.tolist() for j in range(4)]
-
-
-def test_other_positions_are_hashes_too() -> None:
-    key, eids = np.uint64(12345), np.array([5, 9, 5, 80], np.int64)
-    out = np.full(len(eids) * 50, -1)
-    draw_others(key, eids, 50, out)
-    for i, drawn in enumerate(out.reshape(4, 50).tolist()):
-        others = [p for p in range(4) if p != i]
-        assert drawn == [others[reference(int(key), int(eids[i]), j, 3)] for j in range(50)]
+    draw_nodes(key, eids, 4, num, out)
+    assert out.tolist() == [reference(int(key), e, j, num) for e in eids.tolist() for j in range(4)]
 
 
 def is_even(counts: np.ndarray) -> bool:
