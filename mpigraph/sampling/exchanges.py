@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
-from typing import ClassVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -23,10 +23,23 @@ from mpigraph.mpi.coroutine import Coroutine, Task, advance, finish, run
 from mpigraph.mpi.hosts import Answer, Hosts, Kind, Request, answer_of, result_of
 from mpigraph.mpi.messages import Gate, Header, Received, alltoall, in_rank_order
 from mpigraph.mpi.wait import IDLE, TRAVELLING, UNINTERRUPTED, no_way_back, until
-from mpigraph.trace import count
+from mpigraph.trace import count, span
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _ANSWERING = "answering a sampling request"
 _SHOWN = 5  # ranks that a message names
+
+
+def _timed(work: Callable[P, T]) -> Callable[P, T]:
+    """Wrap work in a span: answers to others, or this rank's own part while others answer."""
+
+    def timed(*args: P.args, **options: P.kwargs) -> T:
+        with span("answer"):
+            return work(*args, **options)
+
+    return timed
 
 
 class Exchange(ABC):
@@ -46,7 +59,7 @@ class Exchange(ABC):
         self._hosts = hosts
         self._world = hosts.world
         self._gate = Gate("sampling: the job is being ended")
-        self._answer = answer
+        self._answer = _timed(answer)
 
     def ask(self, asked: Mapping[int, I64], meanwhile: Callable[[], None], doing: str) -> Mapping[int, U8]:
         """Ask ranks, and wait for their answers.
@@ -70,7 +83,7 @@ class Exchange(ABC):
             own = self._world.rank
             asked = dict(sorted(asked.items(), key=lambda one: one[0] < own))  # else all ask the same owner first
             ranks = ", ".join(map(str, list(asked)[:_SHOWN])) + (", ..." if len(asked) > _SHOWN else "")
-            return self._ask(asked, meanwhile, f"{doing}: what rank(s) {ranks} answer")
+            return self._ask(asked, _timed(meanwhile), f"{doing}: what rank(s) {ranks} answer")
 
     @abstractmethod
     def _ask(self, asked: Mapping[int, I64], meanwhile: Callable[[], None], what: str) -> Mapping[int, U8]:

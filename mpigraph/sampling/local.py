@@ -20,7 +20,6 @@ from mpigraph.sampling.strategies import Draw, OwnedRows, Strategy
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 from mpigraph.store.topology import Topology
-from mpigraph.trace import span
 
 _WORTH_IT = 4096  # positions of a slice below which starting a thread costs more than it saves
 
@@ -373,12 +372,11 @@ class Answers:
             GraphDataError: an edge weight is negative, infinite or NaN.
             CollectiveError: the words are malformed.
         """
-        with span("answer"):
-            arrays: list[Array] = []
-            for number, request in enumerate(protocol.unpack_requests(words)):
-                self._state.graph(request.graph)  # raises if this rank has not opened it
-                arrays += self._arrays(request, number)
-            return protocol.pack_answer(arrays, HEAD)
+        arrays: list[Array] = []
+        for number, request in enumerate(protocol.unpack_requests(words)):
+            self._state.graph(request.graph)  # raises if this rank has not opened it
+            arrays += self._arrays(request, number)
+        return protocol.pack_answer(arrays, HEAD)
 
     def _arrays(self, request: protocol.AnyRequest, number: int) -> list[Array]:
         """Return the arrays that answer a request, which has this number in its message."""

@@ -17,7 +17,6 @@ from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.sampling import local as draws, protocol
 from mpigraph.store.store import LoadedGraph, Store
 from mpigraph.store.topology import Topology
-from mpigraph.trace import span
 
 _FREE = np.zeros(1, np.int64)  # before the words of a request
 
@@ -84,17 +83,12 @@ class NeighborService:
 
         ``local``: no trainer asks any.
         """
-
-        def own() -> None:
-            with span("answer"):
-                meanwhile()
-
         if local:
             meanwhile()
             return {}
         self.rounds += 1
         words = {rank: np.concatenate([_FREE, *arrays]) for rank, arrays in lists.items()}
-        answers = self._state.exchange.ask(words, own, f"sampling round {self.rounds} of {self.purpose}")
+        answers = self._state.exchange.ask(words, meanwhile, f"sampling round {self.rounds} of {self.purpose}")
         return {rank: protocol.AnswerReader(answer) for rank, answer in answers.items()}
 
     @collective("the trainers", WHEN_REMOTE)
