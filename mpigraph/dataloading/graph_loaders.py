@@ -69,8 +69,8 @@ class DistNodeDataLoader(base.SampledDataLoader[base.Batch]):
             and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
         input_time: int[n], the time of each of ``nids``, in their form; for a sampler with ``time_attr``. By
             default their own, where nodes have times.
-        cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
-            shared by its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of what is free; or
+        cache: memory on each node for copies of rows of ``features`` and ``labels`` that other nodes hold, shared by
+            its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of what is free; or
             None. The minibatches are the same.
         lookahead: how many minibatches are sampled ahead, so that it is known what they read: a full cache keeps
             the rows that they read soonest. Their blocks are kept meanwhile. By default 8, 0 without a cache.

@@ -41,7 +41,7 @@ def split_local(ids: I64, begins: I64, ends: I64, local: I64, remote: I64) -> in
     for i in range(len(ids)):
         inside = False
         for k in range(len(begins)):  # mostly one; without a branch on where the id lies
-            inside |= np.uint64(ids[i] - begins[k]) < np.uint64(ends[k] - begins[k])
+            inside |= bool(np.uint64(ids[i] - begins[k]) < np.uint64(ends[k] - begins[k]))
         local[count] = i
         remote[i - count] = i
         count += inside

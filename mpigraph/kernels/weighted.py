@@ -110,10 +110,10 @@ def _draw(table: U64, node_key: Any, number: Any) -> Any:
 @njit(inline="always")
 def is_among(edges: Any, count: Any, edge: Any) -> Any:
     """Return whether an edge is one of the first ``count``."""
-    found = False
+    is_there = False
     for i in range(count):
-        found |= edges[i] == edge
-    return found
+        is_there |= edges[i] == edge
+    return is_there
 
 
 @njit()

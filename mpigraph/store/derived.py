@@ -89,7 +89,7 @@ class VersionedTables(ABC):
 
     @property
     def sound(self) -> bool:
-        """True if the tables are those of the current rows, all of which can be used; the same on every rank."""
+        """True if the tables are those of the current rows, and no row was bad; the same on every rank."""
         return not self.stale and not self._failed
 
     @collective("world.comm")
