@@ -151,7 +151,8 @@ class Progress:
         done = self.epoch + 1
         left = (time.monotonic() - self.begin) / (done - self.first) * (self.num_epochs - done)
         loss = f"loss {torch.stack(self.losses).mean():.4f}" if self.losses else "no minibatch"
-        times = f"(wait {self.times.wait_seconds:.2f} s, compute {self.times.step_seconds:.2f} s; {left:.0f} s left)"
+        seconds = self.times.seconds
+        times = f"(wait {seconds['wait']:.2f} s, compute {seconds['step']:.2f} s; {left:.0f} s left)"
         print_once("  ".join([f"{self.name} {self.epoch:2d}", loss, *self.notes, times]))
         self.epoch = done
         self._start_epoch()

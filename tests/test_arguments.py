@@ -20,7 +20,7 @@ from typed_oracle import NUM_NODES as TYPED_NODES
 import mpigraph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import LaborSampler, NeighborSampler, as_edge_prediction_sampler
-from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
+from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, Uniform
 from mpigraph.errors import (
     CollectiveError,
     EdgeTypeError,
@@ -255,18 +255,14 @@ OF_ONE_TYPE: list[Call] = [
     (lambda g: LaborSampler([2], batch_dependency=2.5), ERROR, "batch_dependency must be an integer >= 1 .got 2.5"),
     (lambda g: LaborSampler([2], prob="p", mask="m"), ERROR, "give prob or mask"),
     *((lambda g, kind=kind, k=k: kind(k), ERROR, "k must be an integer >= 1")
-      for kind in (Uniform, GlobalUniform, JointUniform, LocalUniform, InBatch) for k in (0, -1, 1.5, True, "3", None)),
+      for kind in (Uniform, GlobalUniform, JointUniform) for k in (0, -1, 1.5, True, "3", None)),
     *((lambda g, r=r: GlobalUniform(2, redundancy=r), ERROR, "redundancy must be a number >= 1")
       for r in (0.9, float("nan"), float("inf"))),
     (lambda g: as_edge_prediction_sampler([2, 2]), ERROR, "sampler must have sample_blocks"),
     (lambda g: as_edge_prediction_sampler(BLOCKS, "reverse_types", reverse_etypes={"_E": "_E"}).sample(g, [1]), ERROR,
      "needs reverse_eids: DistEdgeDataLoader looks them up"),
     (lambda g: dist.EdgeCollator(g, [1], BLOCKS, g), ERROR, "EdgeCollator takes no g_sampling: neighbours are"),
-    *((lambda g, how=how: dist.sample_labors(g, [1], 2, **how), ERROR, words) for how, words in (
-        ({"importance_sampling": -1}, "importance_sampling must be 0"),
-        ({"seed2_contribution": 0.5}, "seed2_contribution must be 0.*batch_dependency"),
-        ({"random_seed": torch.arange(2)}, "random_seed must be one integer"),
-        ({"random_seed": "a"}, "seed must be an integer"))),
+    (lambda g: LaborSampler([2], importance_sampling=-1), ERROR, "importance_sampling must be 0"),
     *((lambda g, how=how: dist.sample_neighbors(g, **{"nodes": [0], "fanout": 2} | how), kind, words)
       for how, kind, words in (
         ({"nodes": [5, 101]}, OutOfRangeError, "node id of type '_N' 101 at position 1 is out of range"),

@@ -246,7 +246,7 @@ def test_a_new_timing_is_one_line(job: SharedJob) -> None:
     stats = decoding.stats()
     assert sum(stats.totals.stages["decode"].histogram) == 5 and "decode 0.0" in str(stats)
     assert (stats.minibatches, plain.stats().minibatches) == (5, 2) and "decode" not in str(plain.stats())
-    assert stats.wait_seconds > 0 and stats.step_seconds > 0 and stats.since(stats).wait_seconds == 0
+    assert stats.seconds["wait"] > 0 and stats.seconds["step"] > 0 and stats.since(stats).seconds["wait"] == 0
     with span("decode"):
         board = Board(MPI.COMM_SELF, "rank 0")
         lines = board.lines(0.0)

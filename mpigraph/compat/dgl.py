@@ -58,7 +58,6 @@ _DISTRIBUTED = {
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-    "_remove_kwargs_dist": "mpigraph.dataloading.loader:without_processes",
 }
 _ROLES |= _calls("BACKEND_NAME get_global_rank get_num_trainers get_role get_trainer_rank init_role seed")
 _GRAPHS = ("mpigraph", "mpigraph.convert")
@@ -99,6 +98,7 @@ _OF_MODULES = {
 _INSTEAD = {
     "PinSAGESampler RandomWalkNeighborSampler pack_traces random_walk": "walks follow out-edges, and parts hold "
     "in-edges: partition with --add-reverse, and sample in-neighbours (NeighborSampler, g.sample_neighbors)",
+    "sample_labors": "use LaborSampler, whose sample_blocks draws one hop, too",
     "ShaDowKHopSampler": "use NeighborSampler; DGL and PyG sample such subgraphs in one process",
     "KVClient KVServer close_kvstore get_kvstore init_kvstore kvstore standalone_kvstore": "rows live in windows of "
     "MPI: read and write them by DistTensor, g.ndata and DistEmbedding",

@@ -15,9 +15,7 @@ from mpigraph.dataloading.graph_loaders import (
 from mpigraph.dataloading.loader import DistDataLoader as DistDataLoader
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform as GlobalUniform,
-    InBatch as InBatch,
     JointUniform as JointUniform,
-    LocalUniform as LocalUniform,
     NegativeSampler as NegativeSampler,
     PerSourceUniform as PerSourceUniform,
     Uniform as Uniform,
@@ -29,7 +27,6 @@ from mpigraph.dataloading.sampler import (
     MultiLayerNeighborSampler as MultiLayerNeighborSampler,
     NeighborSampler as NeighborSampler,
     Sampler as Sampler,
-    sample_labors as sample_labors,
 )
 from mpigraph.namespaces import attach
 

@@ -23,7 +23,6 @@ from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, id_array
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs import block
 from mpigraph.graphs.face import TypesView
-from mpigraph.graphs.fields import by_first_appearance
 from mpigraph.log import get_logger
 from mpigraph.memory import as_bytes, in_units
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
@@ -86,7 +85,7 @@ class WindowFeatures(Generic[Kind]):
             (kind, name, of.dtype, places[of.rows.number]) for (kind, name), of in features.items()
         ]
 
-    def numbers(self, ids: Callable[[Kind], torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+    def numbers(self, ids: Callable[[Kind], torch.Tensor]) -> tuple[I64, list[int]]:
         """Return the numbers of the rows ``ids(type)`` of each tensor, and how many are of each.
 
         Raises:
@@ -100,8 +99,7 @@ class WindowFeatures(Generic[Kind]):
         if len(counts) == 1 or ((index < 0) | (index >= np.repeat(self._sizes, counts))).any():
             for tensor, own in zip(self._tensors, np.split(index, np.cumsum(counts)[:-1]), strict=True):
                 tensor.rows.check(own)
-        numbers = self.rows.window.numbers(self._tables, index, np.array(counts))
-        return torch.from_numpy(numbers), counts
+        return self.rows.window.numbers(self._tables, index, np.array(counts)), counts
 
     def check_open(self, counts: Sequence[int]) -> None:
         """Raise ClosedError if a tensor was closed that has some of the rows: ``counts`` of each."""
@@ -127,16 +125,9 @@ class WindowFeatures(Generic[Kind]):
 
 
 class _Asked(NamedTuple):
-    """The rows that a minibatch asks for.
-
-    Attributes:
-        numbers: int64[n], their numbers in the window, each once if minibatches repeat ids.
-        places: int64[m], then the place of each row of the minibatch among them.
-        counts: the rows of each tensor.
-    """
+    """The rows that a minibatch asks for: int64[n], their numbers in the window; and how many are of each tensor."""
 
     numbers: I64
-    places: torch.Tensor | None
     counts: list[int]
 
 
@@ -153,13 +144,8 @@ class FeatureFetcher(Generic[Kind]):
         counted: count remote rows that are read without a cache, as for the inputs of minibatches.
     """
 
-    def __init__(
-        self, view: TypesView[Kind, Features], pin_memory: bool, *names: Names, repeated: bool = False
-    ) -> None:
-        """Look features up by name in ``g.nodes`` or ``g.edges``; errors are those of :func:`.named`.
-
-        ``repeated``: minibatches repeat ids, as those of disjoint trees do, so read each row once.
-        """
+    def __init__(self, view: TypesView[Kind, Features], pin_memory: bool, *names: Names) -> None:
+        """Look features up by name in ``g.nodes`` or ``g.edges``; errors are those of :func:`.named`."""
         self.tensors: dict[tuple[Kind, str], DistTensor] = named(view, *names)
         by_window: dict[int, dict[tuple[Kind, str], DistTensor]] = {}
         for key, tensor in self.tensors.items():
@@ -169,7 +155,6 @@ class FeatureFetcher(Generic[Kind]):
         self._announced: deque[dict[tuple[object, ...], _Asked]] = deque()
         self.counted = False
         self._pin_memory = pin_memory
-        self._repeated = repeated
 
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
         """Note that minibatch ``batch`` will fetch the rows ``ids(type)``; call it for each, in the order of fetching.
@@ -179,7 +164,7 @@ class FeatureFetcher(Generic[Kind]):
         known: dict[tuple[object, ...], _Asked] = {}
         for alike, upcoming in self.upcoming.items():
             of_reads = [of for of in self.together if of.alike == alike]
-            known[alike] = self._asked(of_reads[0], ids)
+            known[alike] = _Asked(*of_reads[0].numbers(ids))
             read, fresh = upcoming.announce(batch, known[alike].numbers)
             for of in of_reads:
                 if of.reader is not None:
@@ -202,29 +187,17 @@ class FeatureFetcher(Generic[Kind]):
         known = self._announced.popleft() if self._announced else {}
         for of in self.together:
             if of.alike not in known:
-                known[of.alike] = self._asked(of, ids)
-            numbers, places, counts = known[of.alike]
+                known[of.alike] = _Asked(*of.numbers(ids))
+            numbers, counts = known[of.alike]
             if of.reader is None:
                 rows = self._gather(of, numbers)
             else:
                 of.check_open(counts)
                 read = of.reader.upcoming.reads[0]
                 rows = of.receive(len(read.ids), self._pin_memory, partial(of.reader.read, read))
-            of.hand_out(rows if places is None else self._repeat(rows, places), counts, data)
+            of.hand_out(rows, counts, data)
         for upcoming in self.upcoming.values():
             upcoming.done()
-
-    def _asked(self, of: WindowFeatures[Kind], ids: Callable[[Kind], torch.Tensor]) -> _Asked:
-        """Return the rows ``ids(type)`` of features. Raises OutOfRangeError, ClosedError."""
-        numbers, counts = of.numbers(ids)
-        once, places = by_first_appearance(numbers) if self._repeated else (numbers, None)
-        return _Asked(once.numpy(), places, counts)
-
-    def _repeat(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(
-            (len(places), *rows.shape[1:]), dtype=rows.dtype, pin_memory=self._pin_memory and rows.is_pinned()
-        )
-        return torch.index_select(rows, 0, places, out=out)
 
     def _gather(self, of: WindowFeatures[Kind], numbers: I64) -> torch.Tensor:
         window = of.rows.window
@@ -239,26 +212,34 @@ class FeatureFetcher(Generic[Kind]):
 
 
 class BlockFetcher:
-    """Gathers the node features of a minibatch's blocks: ``inputs`` those of the input nodes. One-sided: a call."""
+    """Gathers the node features of a minibatch's blocks. One-sided: a call.
+
+    Attributes:
+        fetchers: of the input nodes, and of the output nodes.
+    """
 
     def __init__(self, g: DistGraph, needs: Needs, features: Names, labels: Names, pin_memory: bool) -> None:
         """Look up ``features`` for the input nodes, ``labels`` for the output nodes, and what the sampler needs."""
-        self.inputs = FeatureFetcher(g.nodes, pin_memory, features, needs.node_feats, repeated=needs.disjoint)
-        self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, needs.labels, repeated=needs.disjoint)
+        self.fetchers = (
+            FeatureFetcher(g.nodes, pin_memory, features, needs.node_feats),
+            FeatureFetcher(g.nodes, pin_memory, labels, needs.labels),
+        )
 
     def announce(self, sample: tuple[Any, ...], batch: int) -> None:
-        """Note the input nodes of a sample, which come first in it. Raises OutOfRangeError if one does not exist."""
-        self.inputs.announce(lambda t: _of_type(sample[0], t), batch)
+        """Note input and output nodes, which come first in a sample. Raises OutOfRangeError if one does not exist."""
+        for fetcher, nodes in zip(self.fetchers, sample, strict=False):
+            fetcher.announce(partial(_of_type, nodes), batch)
 
     def __call__(self, sample: Blocks) -> Blocks:
         """Put rows of a sample's nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``."""
         input_nodes, output_nodes, blocks = sample
-        if not blocks and (self.inputs.tensors or self._outputs.tensors):
+        inputs, outputs = self.fetchers
+        if not blocks and (inputs.tensors or outputs.tensors):
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
         if isinstance(blocks, block.Blocks):  # a sampler of the user's may give a plain list
             blocks.explain_missing()
-        self.inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
-        self._outputs.fetch(lambda t: _of_type(output_nodes, t), lambda t: blocks[-1].dstnodes[t].data)
+        inputs.fetch(partial(_of_type, input_nodes), lambda t: blocks[0].srcnodes[t].data)
+        outputs.fetch(partial(_of_type, output_nodes), lambda t: blocks[-1].dstnodes[t].data)
         return sample
 
 

@@ -69,8 +69,8 @@ class DistNodeDataLoader(base.SampledDataLoader[base.Batch]):
             and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
         input_time: int[n], the time of each of ``nids``, in their form; for a sampler with ``time_attr``. By
             default their own, where nodes have times.
-        cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
-            shared by its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of what is free; or
+        cache: memory on each node for copies of rows of ``features`` and ``labels`` that other nodes hold, shared by
+            its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of what is free; or
             None. The minibatches are the same.
         lookahead: how many minibatches are sampled ahead, so that it is known what they read: a full cache keeps
             the rows that they read soonest. Their blocks are kept meanwhile. By default 8, 0 without a cache.
@@ -178,7 +178,7 @@ def _blocks_of_nodes(
     def sample(chosen: Chosen) -> typed_ids.Blocks:
         return sampler.sample_blocks(g, chosen.ids, **chosen.times_as("input_time"))
 
-    return sample, rows, rows.announce, [rows.inputs]
+    return sample, rows, rows.announce, rows.fetchers
 
 
 class DistEdgeDataLoader(base.SampledDataLoader[base.Batch]):
@@ -319,14 +319,20 @@ def _pairs_of_edges(
         pairs: PairSample = sampler.sample(g, chosen.ids, **chosen.times_as("edge_label_time"))
         return pairs
 
+    def output_nodes(sampled: PairSample) -> dict[str, torch.Tensor]:
+        return {ntype: sampled[1].nodes[ntype].data[NID] for ntype in g.ntypes}
+
+    def announce(sampled: PairSample, batch: int) -> None:
+        of_blocks.announce((sampled[0], output_nodes(sampled)), batch)
+        of_edges.announce(lambda r: sampled[1].edges[r].data[EID], batch)
+
     def fetch(sampled: PairSample) -> PairSample:
         nodes, pairs, *_, blocks = sampled
-        output_nodes = {ntype: pairs.nodes[ntype].data[NID] for ntype in g.ntypes}
-        of_blocks((nodes, output_nodes, blocks))
+        of_blocks((nodes, output_nodes(sampled), blocks))
         of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: pairs.edges[r].data)
         return sampled
 
-    return sample, fetch, of_blocks.announce, [of_blocks.inputs]
+    return sample, fetch, announce, [*of_blocks.fetchers, of_edges]
 
 
 class NodeCollator:

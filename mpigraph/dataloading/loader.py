@@ -121,11 +121,6 @@ def check_foreign(loader: type, options: Mapping[str, object]) -> None:
         )
 
 
-def without_processes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those that change nothing on a :class:`DistGraph`."""
-    return {name: value for name, value in options.items() if name not in Foreign.__optional_keys__}
-
-
 _CLOSED = "the loader was closed"
 
 

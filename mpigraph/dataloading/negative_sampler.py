@@ -10,14 +10,11 @@ sampler             destinations                                new nodes of a b
 ==================  ==========================================  ============================
 PerSourceUniform    k of all nodes for each edge                n * k
 GlobalUniform       (sources too) of all nodes                  2 * n * k
-LocalUniform        k of its host's nodes for each edge         n * k, none of them remote
 JointUniform        k of all nodes for the batch                k
-InBatch             k of the other edges' destinations          none
 ==================  ==========================================  ============================
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
@@ -28,17 +25,16 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.sampler import check_graph, plain
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.partition_book import local_nodes
 from mpigraph.distgraph.sampling_arguments import TimeFilter
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
+from mpigraph.kernels.negatives import draw_nodes, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint, told_apart
 from mpigraph.metadata.schema import Relation
 from mpigraph.namespaces import attach
 from mpigraph.sampling.minibatch import RandomContext
 
-__all__ = ["GlobalUniform", "InBatch", "JointUniform", "LocalUniform", "NegativeSampler", "PerSourceUniform", "Uniform"]
+__all__ = ["GlobalUniform", "JointUniform", "NegativeSampler", "PerSourceUniform", "Uniform"]
 
 _Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Negatives: TypeAlias = _Pair | dict[Relation, _Pair]
@@ -87,7 +83,7 @@ def find_edges(g: DistGraph, eids: EdgeIds) -> dict[Relation, Edges]:
     return edges
 
 
-class NegativeSampler(ABC):
+class NegativeSampler:
     """Draws ``k`` negatives for each edge.
 
     Inside a loader an edge's draws depend on the loader's seed, the epoch and the edge alone. Outside they depend on
@@ -137,23 +133,16 @@ class NegativeSampler(ABC):
         pairs = self._draw(g, edges, keys)
         return {relation: (torch.from_numpy(src), torch.from_numpy(dst)) for relation, (src, dst) in pairs.items()}
 
-    @abstractmethod
     def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
         """Draw for the edges of each relation, with a key for each."""
-
-
-class _PerRelation(NegativeSampler):
-    """Draws for each relation by itself."""
-
-    def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
         return {relation: self._pairs(g, relation, seeds, keys[relation]) for relation, seeds in edges.items()}
 
-    @abstractmethod
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         """Draw for the edges of one relation."""
+        raise NotImplementedError
 
 
-class PerSourceUniform(_PerRelation):
+class PerSourceUniform(NegativeSampler):
     """Keeps the source of each edge and draws ``k`` destinations among all nodes of the destination type.
 
     A negative may happen to be an edge. An edge has the same negatives throughout an epoch, in whatever batch and on
@@ -234,22 +223,7 @@ class GlobalUniform(NegativeSampler):
         return self.exclude_self_loops and relation[0] == relation[2]
 
 
-class LocalUniform(_PerRelation):
-    """Keeps the source of each edge and draws ``k`` destinations among the nodes of the trainer's host.
-
-    With servers that is one host of the trainer's node. Their neighbours and features are local. By nature the draws
-    depend on the layout of the job. A trainer whose host has no node of the type draws among all nodes. One-sided; the
-    target does nothing.
-    """
-
-    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
-        first, last = local_nodes(g.session.world, g.loaded.topology.hosts, g.schema.ntype_id(relation[2]))
-        if first == last:
-            first, last = 0, g.num_nodes(relation[2])
-        return np.repeat(edges.src, self.k), _nodes(key, edges.eids, self.k, last - first, first)
-
-
-class JointUniform(_PerRelation):
+class JointUniform(NegativeSampler):
     """Keeps the source of each edge and pairs it with ``k`` destinations that all edges of the batch share.
 
     The destinations are drawn among all nodes of the destination type, and are a hash of the set of the batch's edges.
@@ -260,23 +234,6 @@ class JointUniform(_PerRelation):
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         shared = _nodes(combine(key, fingerprint(edges.eids)), np.zeros(1, np.int64), self.k, g.num_nodes(relation[2]))
         return np.repeat(edges.src, self.k), np.tile(shared, len(edges))
-
-
-class InBatch(_PerRelation):
-    """Keeps the source of each edge and takes ``k`` destinations of other edges of the batch; no new nodes.
-
-    Destinations occur as often as in the batch, so nodes of many edges are drawn more often (Hidasi et al., "Session-
-    based recommendations with recurrent neural networks", ICLR 2016). A draw is the destination of another edge, which
-    may be the same node. A batch of one edge has no other: no negatives. The draws depend on the batch that an edge
-    falls in. One-sided; the target does nothing.
-    """
-
-    def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
-        if len(edges) < 2:
-            return NO_EDGES.src, NO_EDGES.dst
-        partners = np.empty(len(edges) * self.k, np.int64)
-        draw_others(key, told_apart(edges.eids), self.k, partners)
-        return np.repeat(edges.src, self.k), edges.dst[partners]
 
 
 def draw_negatives(sampler: NegativesOf, g: DistGraph, edges: dict[Relation, Edges]) -> Negatives:
@@ -293,10 +250,10 @@ def draw_negatives(sampler: NegativesOf, g: DistGraph, edges: dict[Relation, Edg
     return sampler(g, unwrap_edges(g.schema, seeds))
 
 
-def _nodes(key: np.uint64, eids: I64, count: int, num: int, first: int = 0) -> I64:
-    """Return int64[n * count]: ``count`` of the nodes ``first .. first + num - 1`` for each edge."""
+def _nodes(key: np.uint64, eids: I64, count: int, num: int) -> I64:
+    """Return int64[n * count]: ``count`` of ``num`` nodes for each edge."""
     out = np.empty(len(eids) * count, np.int64)
-    draw_nodes(key, told_apart(eids), count, first, num, out)
+    draw_nodes(key, told_apart(eids), count, num, out)
     return out
 
 

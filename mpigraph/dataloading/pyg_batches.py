@@ -148,8 +148,8 @@ class _Attributes:
         of_node = times.name if times is not None and times.of_nodes else ()
         of_edge = times.name if times is not None and times.of_edges else ()
         named = (features, labels, needs.node_feats, needs.labels, of_node)
-        self._nodes = FeatureFetcher(g.nodes, pin_memory, *named, repeated=needs.disjoint)
-        self._edges = FeatureFetcher(g.edges, pin_memory, needs.edge_feats, of_edge, repeated=needs.disjoint)
+        self._nodes = FeatureFetcher(g.nodes, pin_memory, *named)
+        self._edges = FeatureFetcher(g.edges, pin_memory, needs.edge_feats, of_edge)
         self.inputs: list[FeatureFetcher[Any]] = [self._nodes, self._edges]
         of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")

@@ -13,7 +13,6 @@ from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.sampling_arguments import SamplingArguments, TimeFilter
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, Names, NodeIds, check_layers
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.sampling.strategies import Labor, Strategy
@@ -29,7 +28,6 @@ class Needs:
     edge_labels: Names = ()  # the same for the seed edges
     weights: FeatureName | None = None  # the edge weights or masks that hosts prepare
     times: TimeFilter | None = None  # the filter of edges by time
-    disjoint: bool = False  # minibatches repeat ids, once in each tree
     random: bool = True  # two minibatches of the same seeds may differ
     description: str = ""  # the known parameters of the draws; compared when a loader continues from a state
 
@@ -240,7 +238,6 @@ class NeighborSampler(BlockSampler):
             super().needs,
             weights=self.prob,
             times=self.time_filter,
-            disjoint=self.disjoint,
             random=any(set(layer) - {-1, 0} for layer in layers),
             description=f"{type(self).__qualname__}({plain(self.fanouts)}, prob={self.prob}{how})",
         )
@@ -402,7 +399,11 @@ class LaborSampler(NeighborSampler):
             InvalidArgumentError: ``importance_sampling`` is not 0, ``batch_dependency`` is not an integer from 1 on,
                 an option that LABOR cannot have, or as :class:`NeighborSampler`.
         """
-        _check_importance(importance_sampling)
+        if importance_sampling != 0:
+            raise InvalidArgumentError(
+                f"importance_sampling must be 0 (got {importance_sampling!r}): LABOR-i and LABOR-* need all "
+                "in-neighbours of a hop's destinations in one place, but these are on several hosts"
+            )
         self.layer_dependency = bool(layer_dependency)
         self.batch_dependency = batch_dependency
         prefetched = prefetch_node_feats, prefetch_labels, prefetch_edge_feats
@@ -422,70 +423,3 @@ class LaborSampler(NeighborSampler):
         needs = super().needs
         own = {name: getattr(self, name) for name in ("layer_dependency", "batch_dependency")}
         return replace(needs, description=f"{needs.description}, {plain(own)}")
-
-
-@collective("trainers", WHEN_REMOTE)
-def sample_labors(
-    g: DistGraph,
-    nodes: NodeIds,
-    fanout: Fanout,
-    edge_dir: str = "in",
-    prob: FeatureName | None = None,
-    importance_sampling: int = 0,
-    random_seed: int | torch.Tensor | None = None,
-    seed2_contribution: float = 0,
-    copy_ndata: bool = True,
-    copy_edata: bool = True,
-    exclude_edges: EdgeIds | None = None,
-    output_device: torch.device | str | None = None,
-) -> tuple[HeteroGraph, list[torch.Tensor]]:
-    """Sample in-neighbours of nodes as :class:`LaborSampler` does in one hop.
-
-    Args:
-        g: the graph.
-        nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
-        fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours.
-        edge_dir: only "in".
-        prob: name of an edge feature with weights or a mask, as in :meth:`.DistGraph.sample_neighbors`.
-        importance_sampling: only 0, see :class:`LaborSampler`.
-        random_seed: an integer, also as a tensor of one: calls with the same one, on any trainer and for any nodes,
-            share the numbers of sources. By default the calls with the same number of each trainer share them.
-        seed2_contribution: only 0; ``LaborSampler(batch_dependency=...)`` makes consecutive minibatches alike.
-        copy_ndata: accepted for DGL's scripts.
-        copy_edata: accepted for DGL's scripts.
-        exclude_edges: int[k], ids of edges that must not be drawn, or a dict of them by edge type.
-        output_device: where to put the graph; the CPU by default.
-
-    Returns:
-        A graph as that of :meth:`.DistGraph.sample_neighbors`; and an empty tensor for each relation, as DGL returns
-        where edges need no weights.
-
-    Raises:
-        OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
-    """
-    check_graph(g)
-    _check_importance(importance_sampling)
-    if seed2_contribution:
-        raise InvalidArgumentError(
-            f"seed2_contribution must be 0 (got {seed2_contribution!r}): LaborSampler(batch_dependency=...) makes "
-            "consecutive minibatches alike"
-        )
-    if isinstance(random_seed, torch.Tensor):
-        if random_seed.numel() != 1:
-            raise InvalidArgumentError(
-                f"random_seed must be one integer (got a tensor of shape {tuple(random_seed.shape)})"
-            )
-        random_seed = int(random_seed)
-    arguments = _LaborArguments([fanout], edge_dir, prob, seed=random_seed, period=1)
-    frontier = g.sample_hop(nodes, arguments, exclude_edges)
-    if output_device is not None:
-        frontier = frontier.to(output_device)
-    return frontier, [torch.empty(0) for _ in frontier.canonical_etypes]
-
-
-def _check_importance(importance_sampling: int) -> None:
-    if importance_sampling != 0:
-        raise InvalidArgumentError(
-            f"importance_sampling must be 0 (got {importance_sampling!r}): LABOR-i and LABOR-* need all in-neighbours "
-            "of a hop's destinations in one place, and in a distributed graph they are on several hosts"
-        )

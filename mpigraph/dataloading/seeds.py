@@ -25,7 +25,7 @@ from mpigraph.arrays import I64, U64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
 from mpigraph.errors import InvalidArgumentError, check_state
-from mpigraph.kernels.rng import combine, fingerprint, hash_each, sum_of_hashes, told_apart
+from mpigraph.kernels.rng import combine, fingerprint, hash_each, told_apart
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation
 from mpigraph.mpi.world import World
@@ -86,11 +86,6 @@ class Seeds:
     def __len__(self) -> int:
         return len(self._columns["id"])
 
-    @property
-    def num_columns(self) -> int:
-        """The width of :meth:`rows`."""
-        return len(self._columns)
-
     def rows(self, positions: I64) -> I64:
         """Return the seeds at ``positions``: int64[b] ids, or int64[b, c] with type, time and place of each."""
         columns = [column[positions] for column in self._columns.values()]
@@ -114,7 +109,7 @@ class Seeds:
 
     def digest(self) -> int:
         """Return a sum of hashes of the seeds, below 2**48: the same in any order and division among trainers."""
-        return int(sum_of_hashes(np.uint64(0), self._names())) % 2**48
+        return int(self.hashes(np.uint64(0)).sum()) % 2**48
 
     def hashes(self, key: np.uint64) -> U64:
         """Return uint64[n], a hash of each seed."""
@@ -218,8 +213,6 @@ def shuffled(num_seeds: int, seed: int, epoch: int, rank: int) -> I64:
 
 _GOING_ON = "going on from the state of a loader"
 _FORMS = {"fingerprint": dict, "trainers": int, "batches": list, "progress": OfTrainer, "left": OfTrainer}
-_COLUMNS = 6  # of progress: epoch, whether a pass runs, its seeds, steps and batches taken, and the next step
-_BEYOND = 2**62  # an epoch, or a step, beyond all that a job can reach
 _LAST = 2**63 - 1
 _WARNED = -1  # no hash of Python's
 
@@ -447,20 +440,8 @@ class Passes:
         ]
         if said:
             raise InvalidArgumentError(f"the state is of another loader: {'; '.join(said)}")
-        progress, left, most = state["progress"].rows, state["left"].rows, here["number of seeds"]
-        _check_rows("progress", progress, _COLUMNS)
-        _check_rows("left", left, self.seeds.num_columns)
-        numbers = progress
-        limits = torch.tensor([_BEYOND, 1, most, most, most, _BEYOND])
-        least = torch.tensor([0, 0, 0, 0, 0, -_BEYOND])  # a smaller epoch can come after a larger one
-        if bool(((numbers < least) | (numbers > limits)).any()):
-            what = "epoch, whether a pass runs, its seeds, steps and batches taken, and the next step"
-            raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
-        kinds = left[:, :1] if self.seeds.types else left[:0]
-        if len(left) > most or bool(((kinds < 0) | (kinds >= len(self.seeds.types or ()))).any()):
-            raise InvalidArgumentError(f"the state of a loader: the seeds left are not seeds of it ({len(left)} rows)")
         alike = state["trainers"] == len(self._world.trainer_ranks) and state["batches"] == list(self._batching)
-        return bool(alike and len(progress) == 1)
+        return bool(alike and len(state["progress"].rows) == 1)
 
     def _go_on(self, progress: list[int], left: I64) -> None:
         epoch, runs, length, steps, taken, step = progress
@@ -469,12 +450,6 @@ class Passes:
         if epoch == running + 1 and not runs:  # this trainer was through, and the others were not
             epoch, runs = running, 1
         bounds = self._bounds(length, steps)
-        with self._world.together(_GOING_ON):
-            if taken >= len(bounds) or len(left) != length - int(bounds[taken]):
-                raise InvalidArgumentError(
-                    f"the state of a loader: {taken} of {len(bounds) - 1} batches were taken, and {len(left)} of "
-                    f"{length} seeds are left"
-                )
         self.next, self._first_step = epoch, first_step
         if runs:
             self.loaded = self._rest(epoch, left, bounds - bounds[taken], steps, step - taken, taken)
@@ -498,12 +473,3 @@ class Passes:
     def _rest(self, epoch: int, rows: I64, bounds: I64, steps: int, first_step: int, taken: int = 0) -> EpochPlan:
         """Return a pass over the seeds in ``rows``, in their order."""
         return EpochPlan(epoch, self.seeds.of_rows(rows), np.arange(len(rows)), bounds, steps, first_step, taken)
-
-
-def _check_rows(name: str, rows: torch.Tensor, columns: int) -> None:
-    """Raise InvalidArgumentError unless rows of a state are int64[n, columns or more]; of one column also int64[n]."""
-    width = 1 if rows.ndim == 1 else rows.shape[1] if rows.ndim == 2 else 0
-    if rows.dtype != torch.int64 or width < columns:
-        raise InvalidArgumentError(
-            f"{name!r} in the state of a loader must be int64[n, {columns}] (got {rows.dtype}{list(rows.shape)})"
-        )

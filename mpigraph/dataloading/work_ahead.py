@@ -174,7 +174,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
 class LoaderStats:
     """Counts and times of a loader on this trainer.
 
-    Remote rows are those of its ``features`` (and of the sampler's), with or without a cache; labels are not counted.
+    Remote rows are those of all features and labels that it gathers, with or without a cache.
 
     Attributes:
         totals: all spans and counters, from which the other fields are computed.
@@ -183,12 +183,6 @@ class LoaderStats:
         cached_rows: remote rows found in a cache.
         fetched_rows: remote rows fetched from their hosts. The rest came with the same row of another minibatch.
         fetched_bytes: their bytes.
-        fetch_seconds: time of gathering rows, local ones too.
-        sample_seconds: time of sampling.
-        plan_seconds: time of finding the remote rows and their next readers.
-        place_seconds: time of the rest: copies out of and into the cache, moves to the device.
-        wait_seconds: time in which the consumer waited for minibatches.
-        step_seconds: time in which the consumer used them.
     """
 
     totals: Snapshot = field(default_factory=Snapshot)
@@ -197,22 +191,25 @@ class LoaderStats:
     cached_rows: int = 0
     fetched_rows: int = 0
     fetched_bytes: int = 0
-    fetch_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    plan_seconds: float = 0.0
-    place_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    step_seconds: float = 0.0
 
     @classmethod
     def of(cls, totals: Snapshot) -> "LoaderStats":
         """Compute the fields from sums of spans and counters."""
-        counts = ("minibatches", "remote_rows", "cached_rows", "fetched_rows", "fetched_bytes")
-        stages = ("fetch", "sample", "plan", "place", "wait", "step")
-        seconds = _seconds(totals)
-        return cls(
-            totals, *(totals.counts.get(name, 0) for name in counts), *(seconds.get(name, 0.0) for name in stages)
-        )
+        names = ("minibatches", "remote_rows", "cached_rows", "fetched_rows", "fetched_bytes")
+        return cls(totals, *(totals.counts.get(name, 0) for name in names))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each stage by name.
+
+        "sample"; "plan", finding the remote rows and their next readers; "fetch", gathering rows, local ones too;
+        "place", copies out of and into the cache, and moves to the device; "wait", in which the consumer waited for
+        minibatches; "step", in which it used them.
+        """
+        seconds = dict.fromkeys(("sample", "plan", "fetch", "place", "wait", "step"), 0.0)
+        seconds |= {name: stage.seconds for name, stage in self.totals.stages.items()}
+        seconds["place"] -= seconds["fetch"]  # which is inside
+        return seconds
 
     @property
     def hit_rate(self) -> float:
@@ -224,20 +221,12 @@ class LoaderStats:
         return self.of(self.totals.since(before.totals))
 
     def __str__(self) -> str:
-        times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in _seconds(self.totals).items())
+        times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
         return (
             f"{self.minibatches} minibatches, {self.remote_rows} remote rows, {self.cached_rows} of them in the cache, "
             f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); "
             f"seconds: {times}"
         )
-
-
-def _seconds(totals: Snapshot) -> dict[str, float]:
-    """Return the seconds of each stage, those of "place" without the fetch inside."""
-    seconds = {name: stage.seconds for name, stage in totals.stages.items()}
-    if "place" in seconds:
-        seconds["place"] -= seconds.get("fetch", 0.0)
-    return seconds
 
 
 class Pipeline:

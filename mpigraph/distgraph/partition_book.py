@@ -25,11 +25,6 @@ def local_part(world: World, num_parts: int) -> int:
     return int((_local_host(world) + 0.5) * num_parts / len(world.hosts))
 
 
-def local_nodes(world: World, hosts: RangeBook, ntype_id: int) -> tuple[int, int]:
-    """Return the range of nodes of a type on this trainer's host, in as many ranges as there are hosts."""
-    return hosts.node_range(_local_host(world), ntype_id)
-
-
 def _local_host(world: World) -> int:
     """Return a host on this trainer's node, itself if it is one; trainers of a node take turns."""
     local = np.flatnonzero(world.is_local)

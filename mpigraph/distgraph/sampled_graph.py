@@ -128,7 +128,7 @@ class SampledGraph(Graph[Features]):
             keys = HopKeys.of(minibatch.minibatch_key(context, plan.seeds), 0, context.every, context.step)
             requests = minibatch.hop_requests(plan, 0, self.loaded, plan.seeds, keys, minibatch.Repeated.of(plan.seeds))
             local = minibatch.is_local(self.loaded, plan.layers[0])
-            for number, neighbors in (service.sample_local if local else service.sample)(requests).items():
+            for number, neighbors in service.sample(requests, local).items():
                 relation = relations[number]
                 dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
                 edges[relation] = neighbors.src.astype(np.int64), dst

@@ -19,7 +19,6 @@ from mpigraph.graphs.fields import EdgeType, as_tensor
 from mpigraph.metadata.schema import Schema
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.context import Session, current
-from mpigraph.store.derived import MaskCounts
 
 MaskLike: TypeAlias = DistTensor | torch.Tensor | npt.NDArray[np.generic] | Sequence[bool]
 """One entry for each node of a type or edge of a relation; non-zero is selected."""
@@ -105,8 +104,8 @@ def _split(
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
     else:  # the selected ids on the trainer's node
         hosts, index, pieces = session.world.neighbourhood(rank)
-    counts = session.store.derived(MaskCounts, mask.rows.number) if isinstance(mask, DistTensor) else None
-    ids = None if counts is None or not counts.current else _counted_share(mask, counts.blocks(hosts), index, pieces)
+    counts = session.store.mask_counts(mask.rows) if isinstance(mask, DistTensor) else None
+    ids = None if counts is None else _counted_share(mask, counts.blocks(hosts), index, pieces)
     if ids is None:
         ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
         ids = _share(mask, ranges, index, pieces)

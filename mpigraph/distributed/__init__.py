@@ -9,7 +9,6 @@ from mpigraph.dataloading.graph_loaders import (
     NodeCollator as NodeCollator,
 )
 from mpigraph.dataloading.loader import DistDataLoader as DistDataLoader
-from mpigraph.dataloading.sampler import sample_labors as sample_labors
 from mpigraph.distgraph.embedding import DistEmbedding as DistEmbedding
 from mpigraph.distgraph.graph import DistGraph as DistGraph
 from mpigraph.distgraph.partition_book import (

@@ -8,8 +8,8 @@ import numpy as np
 from mpigraph.compiling import REPORT
 from mpigraph.kernels import cache, csr, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
-from mpigraph.kernels.rng import combine, fingerprint, hash_each, sum_of_hashes, told_apart
+from mpigraph.kernels.flat import drop, relu_drop_backward, round_to_bfloat16, widen
+from mpigraph.kernels.rng import combine, fingerprint, first_alike, hash_each, told_apart
 from mpigraph.kernels.row_slots import add_reads, split_local
 from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose, copy_neighbours, count
 
@@ -73,9 +73,9 @@ def _of_ids() -> Iterator[_Call]:
     key = np.uint64(1)
     yield combine, key, 1
     yield fingerprint, _IDS
-    yield sum_of_hashes, key, _IDS
     yield hash_each, key, _IDS, np.empty(2, np.uint64)
-    yield told_apart, _IDS
+    yield first_alike, _IDS, np.empty(2, np.int64)
+    yield told_apart, np.zeros(2, np.int64)
     local = LocalIds(2)
     yield local.reset, _IDS
     for dtype in (np.int32, np.int64):
@@ -89,8 +89,6 @@ def _of_rows() -> Iterator[_Call]:
     fixed.setflags(write=False)  # read-only arrays, as of books, are another type to numba
     for offsets in (ranges, fixed):
         yield row_ops.order_by_range, _IDS, offsets
-    yield row_ops.find_runs, _IDS
-    yield row_ops.first_alike, _IDS, np.empty(2, np.int32), np.empty(2, np.int64)
     values: Any
     for values in (np.zeros(2, np.int32), np.zeros(2, np.int64)):
         for counts in (_IDS, _IDS.astype(np.uint8), _IDS.astype(np.int32)):
@@ -103,10 +101,8 @@ def _of_rows() -> Iterator[_Call]:
     yield relu_drop_backward, floats, floats, np.float32(2), np.empty_like(floats)
     bits: Any
     for bits in (np.zeros(2, np.uint8), np.zeros(2, np.uint16)):
-        for kernel in (drop, relu_drop):
-            yield kernel, floats, bits, bits.dtype.type(1), np.float32(2), np.empty_like(floats)
-    for brain in (False, True):
-        yield widen, np.zeros(2, np.float32), brain
+        yield drop, floats, bits, bits.dtype.type(1), np.float32(2), True, np.empty_like(floats)
+    yield widen, floats.copy(), True
     yield round_to_bfloat16, np.zeros(2, np.uint32), np.empty(2, np.uint16)
 
 

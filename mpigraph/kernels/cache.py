@@ -7,8 +7,8 @@ administrator, in a folder of this user's in the temporary directory.
 
 Of the processes of a machine that need a kernel one compiles it; the others wait for it, and load it. A process loads a
 kernel when it first calls it. So that no rank compiles while others wait, a job compiles all kernels at its start,
-unless a note in the folder says that they are there (:func:`is_complete`). A damaged file counts as missing, and a
-kernel that cannot be saved is used all the same.
+unless a note in the folder says that they are there (:func:`is_complete`). A file that cannot be read counts as
+missing, and a kernel that cannot be saved is used all the same.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
@@ -205,20 +204,11 @@ def _warn_not_kept(place: str, reason: str | None) -> None:
 
 
 def is_complete() -> bool:
-    """Return whether all kernels of the usual path were compiled and their files are as they were then.
-
-    Files of code that are not go: LLVM ends the process by damaged code.
-    """
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return False
+    """Return whether all kernels of the usual path were compiled, and are where they were kept."""
     try:
-        noted = dict(line.split(" ", 1)[::-1] for line in (folder() / _NOTE).read_text(encoding="utf-8").splitlines())
-        there = _files()
-        damaged = [name for name, checksum in noted.items() if there.get(name, checksum) != checksum]
-        for name in damaged:
-            (folder() / name).unlink(missing_ok=True)
-        return bool(noted) and not damaged and noted.keys() <= there.keys()
-    except (OSError, ValueError, StorageError):
+        noted = (folder() / _NOTE).read_text(encoding="utf-8", errors="replace").splitlines()
+        return bool(noted) and {*noted} <= {*_files()}
+    except (OSError, StorageError):
         return False
 
 
@@ -227,18 +217,13 @@ def note_complete() -> None:
     if config.DISABLE_JIT or _warn_not_kept.cache_info().currsize:  # type: ignore[attr-defined]
         return
     with suppress(OSError), tempfile.NamedTemporaryFile("w", dir=folder(), delete=False) as file:
-        file.write("\n".join(f"{checksum} {name}" for name, checksum in _files().items()))
+        file.write("\n".join(_files()))
         file.flush()
         os.replace(file.name, folder() / _NOTE)
 
 
-def _files() -> dict[str, str]:
-    """Return the checksum of each file of code, and the names of the files that list them."""
-    paths = sorted(folder().rglob("*.nb?"))
-    return {
-        str(path.relative_to(folder())): str(zlib.crc32(path.read_bytes())) if path.suffix == ".nbc" else "-"
-        for path in paths
-    }
+def _files() -> list[str]:
+    return [str(path.relative_to(folder())) for path in sorted(folder().rglob("*.nb?"))]
 
 
 event.register("numba:compile", _Compiled())  # type: ignore[no-untyped-call]

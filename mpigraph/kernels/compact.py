@@ -188,7 +188,15 @@ def _look_up(
 ) -> None:
     """Fill the position of each drawn node in its tree, or ``-1 - e`` if it is new, and first drawn with edge ``e``.
 
-    Arguments as of :func:`_insert_trees`.
+    Args:
+        ids: int32 or int64 [e], the drawn nodes.
+        offsets: int64[n + 1], the bounds of each node's.
+        trees: int64[n], the tree of each node.
+        num_trees: number of trees.
+        listed: int64[at least count + e], ids by position.
+        tree_of: int64[at least count + e], trees by position.
+        count: how many are listed.
+        out: int32[e], filled with positions.
     """
     bounds, members = by_key(trees, num_trees)
     known_bounds, known = by_key(tree_of[:count], num_trees)
@@ -229,7 +237,7 @@ def _look_up(
 
 @njit()
 def _append(ids: Array, offsets: I64, trees: I64, listed: I64, tree_of: I64, count: int, out: I32) -> int:
-    """Give new nodes positions in the order of the edges; return the new count. Arguments: :func:`_insert_trees`."""
+    """Give new nodes positions in the order of the edges; return the new count. Arguments as of :func:`_look_up`."""
     end = np.uint64(count)
     for i in range(len(trees)):
         for e in range(np.uint64(offsets[i]), np.uint64(offsets[i + 1])):
@@ -242,29 +250,6 @@ def _append(ids: Array, offsets: I64, trees: I64, listed: I64, tree_of: I64, cou
             out[e] = np.int32(end) if first == e else same
             end += np.uint64(first == e)
     return int(end)
-
-
-@njit()
-def _insert_trees(
-    ids: Array, offsets: I64, trees: I64, num_trees: int, listed: I64, tree_of: I64, count: int, out: I32
-) -> int:
-    """Look up drawn nodes in the trees of those that they were drawn for, and append the new ones.
-
-    Args:
-        ids: int32 or int64 [e], the drawn nodes.
-        offsets: int64[n + 1], the bounds of each node's.
-        trees: int64[n], the tree of each node.
-        num_trees: number of trees.
-        listed: int64[at least count + e], ids by position.
-        tree_of: int64[at least count + e], trees by position.
-        count: how many are listed.
-        out: int32[e], filled with positions.
-
-    Returns:
-        The new count.
-    """
-    _look_up(ids, offsets, trees, num_trees, listed, tree_of, count, out)
-    return _append(ids, offsets, trees, listed, tree_of, count, out)
 
 
 class TreeIds:
@@ -301,7 +286,8 @@ class TreeIds:
         out = np.empty(len(ids), np.int32)
         self._reserve(self.count + len(ids))
         where = (self._listed, self._trees, self.count)
-        self.count = _insert_trees(ids, offsets, trees, self._num_trees, *where, out)
+        _look_up(ids, offsets, trees, self._num_trees, *where, out)
+        self.count = _append(ids, offsets, trees, *where, out)
         return out
 
     def listed(self, first: int = 0) -> tuple[I64, I64]:

@@ -1,9 +1,6 @@
-"""Build, sort, check and search adjacency arrays.
+"""Group, check and search adjacency arrays.
 
-Plain loops over arrays; the caller allocates every output. A counting sort has two passes: :func:`count_keys`, whose
-prefix sums are ``indptr``, and one that places. Its ``fill`` array starts as a copy of ``indptr[:-1]`` and holds, while
-edges are placed, the next free position of each row. All sorts are stable: edges of equal key keep their order. So a
-graph may be read in chunks, twice, and never lie in memory as a list of edges.
+Plain loops over arrays; the caller allocates most outputs. All sorts are stable: edges of equal key keep their order.
 """
 
 from typing import Any
@@ -27,30 +24,8 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
 
 
 @njit()
-def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
-    """Place values into the rows given by their keys.
-
-    keys, values: int[m].  fill: int64[n], advanced here.  out_values: int[all edges], filled here.
-    """
-    for i in range(len(keys)):
-        out_values[fill[keys[i]]] = values[i]
-        fill[keys[i]] += 1
-
-
-@njit()
-def number_by_key(keys: Array, fill: Array, out: Array) -> None:
-    """Number items, those of each key through.
-
-    keys: int[m].  fill: int64[n], the next number of each key; advanced here.  out: int64[m], filled here.
-    """
-    for i in range(len(keys)):
-        out[i] = fill[keys[i]]
-        fill[keys[i]] += 1
-
-
-@njit()
-def by_key(keys: I64, num_keys: int) -> tuple[I64, I64]:
-    """Group items by their keys, int64[m] in ``[0, num_keys)``.
+def by_key(keys: Array, num_keys: int) -> tuple[I64, I64]:
+    """Group items by their keys, int32 or int64 [m] in ``[0, num_keys)``.
 
     Returns:
         The bounds of each key's items, int64[num_keys + 1], in all items, int64[m], those of a key ascending.
@@ -78,30 +53,6 @@ def first_not_below(values: Any, begin: Any, end: Any, bound: Any) -> Any:
         else:
             end = middle
     return begin
-
-
-@njit()
-def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
-    """Sort the entries of each row by value, in place; entries of equal value keep their order.
-
-    indptr: int64[n + 1].  values, ids: int[m].
-    """
-    for row in range(len(indptr) - 1):
-        begin, end = indptr[row], indptr[row + 1]
-        if end - begin > 32:
-            order = np.argsort(values[begin:end], kind="mergesort")
-            values[begin:end] = values[begin:end][order]
-            ids[begin:end] = ids[begin:end][order]
-            continue
-        for i in range(begin + 1, end):
-            value, its_id = values[i], ids[i]
-            j = i
-            while j > begin and values[j - 1] > value:
-                values[j] = values[j - 1]
-                ids[j] = ids[j - 1]
-                j -= 1
-            values[j] = value
-            ids[j] = its_id
 
 
 _AHEAD = 8  # look-ups between the prefetch of a row's bounds, that of its middle, and the search

@@ -20,32 +20,22 @@ _Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @njit()
-def drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
-    """``out = x * scale`` where ``bits < limit``, else ``x * 0``.
+def drop(x: Array, bits: _Bits, limit: Any, scale: Any, relu: bool, out: Array) -> None:
+    """``out = x * scale`` where ``bits < limit``, else ``x * 0``; of ``max(x, 0)`` with ``relu``, where NaN stays.
 
-    x, out: float[n].  bits: uint8[n] or uint16[n], uniform.  The backward pass is the same function, of the gradient.
+    x, out: float[n].  bits: uint8[n] or uint16[n], uniform.  Without ``relu`` the backward pass is the same function,
+    of the gradient.
     """
     zero = scale - scale  # 0 in the type of scale; x * 0, not 0, so that NaN and infinity show
     for i in range(len(x)):
-        out[i] = x[i] * (scale if bits[i] < limit else zero)
-
-
-@njit()
-def relu_drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
-    """:func:`drop` of ``max(x, 0)``; NaN stays.
-
-    x, bits, out: as for :func:`drop`.
-    """
-    zero = scale - scale
-    for i in range(len(x)):
-        out[i] = (zero if x[i] <= zero else x[i]) * (scale if bits[i] < limit else zero)
+        out[i] = (zero if relu and x[i] <= zero else x[i]) * (scale if bits[i] < limit else zero)
 
 
 @njit()
 def relu_drop_backward(grad: Array, kept: Array, scale: Any, out: Array) -> None:
     """``out = grad * scale`` where ``kept`` is not 0, else 0.
 
-    grad, out: float[n].  kept: float[n], as :func:`relu_drop` filled it.
+    grad, out: float[n].  kept: float[n], as :func:`drop` filled it with ``relu``.
     """
     zero = scale - scale
     for i in range(len(grad)):
@@ -100,28 +90,23 @@ def widen(wide: Array, brain: bool) -> None:
         wide: float32 or float64[n, ...], C-contiguous.
         brain: the narrow rows are bfloat16, else float16.
     """
-    narrow = narrow_part(wide, np.dtype(np.uint16)).reshape(-1)
-    (_widen_brain if brain else _widen_half)(narrow, wide.reshape(-1))
+    _widen(narrow_part(wide, np.dtype(np.uint16)).reshape(-1), wide.reshape(-1), brain)
 
 
 @njit()
-def _widen_brain(narrow: Array, wide: Array) -> None:
+def _widen(narrow: Array, wide: Array, brain: bool) -> None:
     for begin in range(0, len(wide), _BLOCK):
         end = min(begin + _BLOCK, len(wide))
-        _brain_block(narrow[begin:end], wide[begin:end])
+        if brain:
+            _brain_block(narrow[begin:end], wide[begin:end])
+        else:
+            _half_block(narrow[begin:end], wide[begin:end])
 
 
 @njit()
 def _brain_block(narrow: Array, wide: Array) -> None:
     for i in range(len(wide)):
         wide[i] = _as_float(np.uint32(narrow[i]) << _BFLOAT16_SHIFT)
-
-
-@njit()
-def _widen_half(narrow: Array, wide: Array) -> None:
-    for begin in range(0, len(wide), _BLOCK):
-        end = min(begin + _BLOCK, len(wide))
-        _half_block(narrow[begin:end], wide[begin:end])
 
 
 @njit()

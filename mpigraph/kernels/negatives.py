@@ -29,39 +29,20 @@ def _below(h: Any, n: Any) -> Any:
 
 
 @njit()
-def draw_nodes(key: np.uint64, eids: I64, count: int, first: int, num: int, out: I64) -> None:
+def draw_nodes(key: np.uint64, eids: I64, count: int, num: int, out: I64) -> None:
     """Draw nodes for each edge, uniformly and with replacement.
 
     Args:
         key: hash of everything that the draws depend on except the edge.
         eids: int64[n], edge ids.
         count: draws for each edge.
-        first: the smallest node that can be drawn.
-        num: how many nodes can be drawn: ``first .. first + num - 1``.
+        num: how many nodes can be drawn: ``0 .. num - 1``.
         out: int64[n * count], filled edge by edge.
     """
     for i in range(len(eids)):
         edge_key = mix64(key ^ mix64(eids[i]))
         for j in range(count):
-            out[i * count + j] = first + _below(mix64(edge_key + np.uint64(j)), np.uint64(num))
-
-
-@njit()
-def draw_others(key: np.uint64, eids: I64, count: int, out: I64) -> None:
-    """Draw positions of other edges for each edge, uniformly and with replacement.
-
-    Args:
-        key: as in :func:`draw_nodes`.
-        eids: int64[n], n >= 2, edge ids.
-        count: draws for each edge.
-        out: int64[n * count], filled edge by edge with positions in ``eids``, never the edge's own.
-    """
-    num_others = np.uint64(len(eids) - 1)
-    for i in range(len(eids)):
-        edge_key = mix64(key ^ mix64(eids[i]))
-        for j in range(count):
-            position = _below(mix64(edge_key + np.uint64(j)), num_others)
-            out[i * count + j] = position + (position >= i)  # leaves out the edge itself, without a second draw
+            out[i * count + j] = _below(mix64(edge_key + np.uint64(j)), np.uint64(num))
 
 
 @njit()

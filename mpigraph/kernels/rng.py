@@ -80,19 +80,33 @@ def fingerprint(ids: I64) -> np.uint64:
 
 
 @njit()
-def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
-    """Return a hash that does not depend on the order of ids; hashes of pieces add up.  key: uint64.  ids: int64[n]."""
-    total = np.uint64(0)
-    for i in range(len(ids)):
-        total += mix64(key ^ mix64(np.uint64(ids[i])))
-    return total
-
-
-@njit()
 def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
     """Hash each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
     for i in range(len(ids)):
         out[i] = mix64(key ^ mix64(np.uint64(ids[i])))
+
+
+@njit()
+def first_alike(ids: I64, first: I64) -> int:
+    """Fill ``first[i]`` with the position of the first id that is ``ids[i]``; return how many ids repeat one.
+
+    ids: int64[n].  first: int64[n].
+    """
+    bits = 4
+    while (1 << bits) < 2 * len(ids):  # at most half full, so linear probing ends soon
+        bits += 1
+    table = np.zeros(1 << bits, np.int32)  # one more than the first position of an id, by hash; open addressing
+    repeats = 0
+    for i in range(len(ids)):
+        at = slot_of(ids[i], bits)
+        while table[at] and ids[table[at] - 1] != ids[i]:
+            at = (at + 1) & ((1 << bits) - 1)
+        if table[at]:
+            repeats += 1
+        else:
+            table[at] = i + 1
+        first[i] = table[at] - 1
+    return repeats
 
 
 def told_apart(ids: I64) -> I64:
@@ -100,35 +114,19 @@ def told_apart(ids: I64) -> I64:
 
     So draws for names differ where an id is given again. Returns ``ids`` itself if each is there once.
     """
-    names = np.empty(len(ids), np.int64)
-    return names if _tell_apart(ids, names) else ids
+    first = np.empty(len(ids), np.int64)
+    if (ids[1:] > ids[:-1]).all() or not first_alike(ids, first):
+        return ids
+    names = ids.copy()
+    _name_repeats(first, names)
+    return names
 
 
 @njit()
-def _tell_apart(ids: I64, names: I64) -> bool:
-    """Fill ``names``; return whether an id repeats."""
-    count = len(ids)
-    rising = 1
-    while rising < count and ids[rising] > ids[rising - 1]:
-        rising += 1
-    if rising >= count:
-        return False
-    bits = 4
-    while (1 << bits) < 2 * count:  # at most half full, so linear probing ends soon
-        bits += 1
-    table = np.zeros(1 << bits, np.int32)  # one more than the first position of an id, by hash; open addressing
-    times = np.zeros(0, np.uint32)  # by first position, how often an id came again
-    for i in range(count):
-        at = slot_of(ids[i], bits)
-        while table[at] and ids[table[at] - 1] != ids[i]:
-            at = (at + 1) & ((1 << bits) - 1)
-        if table[at] == 0:
-            table[at] = i + 1
-            continue
-        if len(times) == 0:
-            times = np.zeros(count, np.uint32)
-            names[:] = ids
-        first = table[at] - 1
-        times[first] += np.uint32(1)
-        names[i] = np.int64(mix64(np.uint64(ids[i]) ^ mix64(np.uint64(times[first]))))
-    return len(times) > 0
+def _name_repeats(first: I64, names: I64) -> None:
+    """Rename ids that come again; ``first`` is that of :func:`first_alike`, ``names`` are the ids."""
+    times = np.zeros(len(first), np.uint64)  # by first position, how often an id came again
+    for i in range(len(first)):
+        if first[i] < i:
+            times[first[i]] += np.uint64(1)
+            names[i] = np.int64(mix64(np.uint64(names[i]) ^ mix64(times[first[i]])))

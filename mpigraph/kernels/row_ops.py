@@ -163,42 +163,10 @@ def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
     return [(j, order[bounds[i] : bounds[i + 1]]) for i, j in enumerate(which.tolist())]
 
 
-@njit()
-def _fill_runs(rows: I64, starts: I64, lengths: I32) -> int:
-    runs = 0
-    for i in range(len(rows)):
-        if i > 0 and rows[i] == rows[i - 1] + 1:
-            lengths[runs - 1] += 1
-        else:
-            starts[runs] = rows[i]
-            lengths[runs] = 1
-            runs += 1
-    return runs
-
-
 def find_runs(rows: I64) -> tuple[I64, I32]:
     """Merge neighbours of rows (int64[n]) that follow each other: ``starts`` int64[r] and ``lengths`` int32[r]."""
-    starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
-    runs = _fill_runs(rows, starts, lengths)
-    return starts[:runs], lengths[:runs]
-
-
-@njit()
-def first_alike(rows: I64, table: I32, first: I64) -> int:
-    """Fill ``first[i]`` with the index of the first equal row; return how many rows have an earlier equal one.
-
-    ``table`` has an entry for each row of the graph; stale entries do no harm, since ``rows`` must confirm them.
-    """
-    repeats = 0
-    for i in range(len(rows)):
-        j = table[rows[i]]
-        if 0 <= j < i and rows[j] == rows[i]:
-            first[i] = j
-            repeats += 1
-        else:
-            table[rows[i]] = i
-            first[i] = i
-    return repeats
+    begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    return rows[begins], np.diff(begins, append=len(rows)).astype(np.int32)
 
 
 @njit()

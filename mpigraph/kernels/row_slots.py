@@ -38,17 +38,10 @@ def split_local(ids: I64, begins: I64, ends: I64, local: I64, remote: I64) -> in
         How many are inside: ``local`` (int64[n + 1]) holds them, and ``remote`` (the same) the others.
     """
     count = 0
-    if len(begins) == 1:  # the usual case, without a branch
-        begin, size = begins[0], np.uint64(ends[0] - begins[0])
-        for i in range(len(ids)):
-            local[count] = i
-            remote[i - count] = i
-            count += int(np.uint64(ids[i] - begin) < size)
-        return count
     for i in range(len(ids)):
         inside = False
-        for k in range(len(begins)):
-            inside |= begins[k] <= ids[i] and ids[i] < ends[k]
+        for k in range(len(begins)):  # mostly one; without a branch on where the id lies
+            inside |= bool(np.uint64(ids[i] - begins[k]) < np.uint64(ends[k] - begins[k]))
         local[count] = i
         remote[i - count] = i
         count += inside

@@ -30,7 +30,7 @@ from mpigraph.kernels.intrinsics import borrowed, prefetch
 from mpigraph.kernels.labor import CHUNK, Numbers, first_arrivals, smallest_numbers
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.temporal import Times, prefetch_times, visible
-from mpigraph.kernels.weighted import add_up, draw_by_weight, make_table, take_drawable
+from mpigraph.kernels.weighted import add_up, draw_by_weight, is_among, make_table, take_drawable
 
 _NODES_AHEAD, _EDGES_AHEAD = 16, 32  # between a prefetch and its use
 _ORDERS_AHEAD, _TABLES_AHEAD = 8, 4  # nodes between the prefetch of a pick's place, or of a row's table, and its use
@@ -475,25 +475,12 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
                 if count == k:
                     return
     seen = np.uint64(0)
-    if degree <= 64:  # the word has a bit for each edge
-        for j in range(k):
-            last = degree - k + j
-            drawn = draw_below(mix64(node_key + np.uint64(j)), last + 1)
-            drawn = last if (seen >> np.uint64(drawn)) & np.uint64(1) else drawn
-            seen |= np.uint64(1) << np.uint64(drawn)
-            chosen[j] = begin + drawn
-        return
     for j in range(k):
         top = degree - k + j
         pick = draw_below(mix64(node_key + np.uint64(j)), top + 1)
-        bit = np.uint64(1) << np.uint64(pick & 63)
-        if seen & bit:
-            for c in range(j):
-                if chosen[c] == begin + pick:
-                    pick = top  # Floyd's step: ``top`` was never in range before, so it is new
-                    bit = np.uint64(1) << np.uint64(pick & 63)
-                    break
-        seen |= bit
+        if (seen >> np.uint64(pick & 63)) & np.uint64(1) and (degree <= 64 or is_among(chosen, j, begin + pick)):
+            pick = top  # Floyd's step: ``top`` was never in range before, so it is new
+        seen |= np.uint64(1) << np.uint64(pick & 63)
         chosen[j] = begin + pick
 
 

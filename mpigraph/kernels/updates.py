@@ -13,7 +13,7 @@ import numpy as np
 
 from mpigraph.arrays import F32, I32, I64
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.csr import count_keys, place_values
+from mpigraph.kernels.csr import by_key
 
 
 class Gradients(NamedTuple):
@@ -45,12 +45,8 @@ def collect(places: I32, count: int, own: F32, arrived: F32, sources: I64, mean:
         sources: int64[m], where each gradient is.
         mean: divide the sum by the number of gradients.
     """
-    bounds = np.zeros(count + 1, np.int64)
-    count_keys(places, 1, bounds)
-    np.cumsum(bounds, out=bounds)
-    placed = np.empty_like(sources)
-    place_values(places, sources, bounds[:-1].copy(), placed)
-    return Gradients(own, arrived, placed, bounds, mean)
+    bounds, order = by_key(places, count)
+    return Gradients(own, arrived, sources[order], bounds, mean)
 
 
 @njit(error_model="numpy")

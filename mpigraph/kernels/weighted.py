@@ -107,6 +107,15 @@ def _draw(table: U64, node_key: Any, number: Any) -> Any:
     return slot if h & LOW32 < word >> S32 else np.int64(word & LOW32)
 
 
+@njit(inline="always")
+def is_among(edges: Any, count: Any, edge: Any) -> Any:
+    """Return whether an edge is one of the first ``count``."""
+    is_there = False
+    for i in range(count):
+        is_there |= edges[i] == edge
+    return is_there
+
+
 @njit()
 def _sink(times: F64, edges: I64, node: int) -> None:
     """Move an edge of a binary heap down to its place; the latest arrival is the root, of equal ones the last edge."""
@@ -172,10 +181,7 @@ def _choose_late(node_key: np.uint64, weights: Array, begin: int, known: I64, la
     times = np.empty(len(late), np.float64)
     count = 0
     for t in range(len(weights)):
-        fits = weights[t] > 0
-        for c in range(len(known)):
-            fits &= known[c] != begin + t
-        if fits:
+        if weights[t] > 0 and not is_among(known, len(known), begin + t):
             time = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
             count = keep_first(times, late, count, time, begin + t)
     sort_first(times, late, count)
@@ -208,12 +214,8 @@ def draw_by_weight(node_key: np.uint64, weights: Array, table: U64, begin: int, 
         for number in range((1 + _TRIES) * k):
             pick = _draw(table, node_key, number)
             bit = np.uint64(1) << np.uint64(pick & 63)
-            if seen & bit:
-                known = False
-                for c in range(num_chosen):
-                    known |= chosen[c] == begin + pick
-                if known:
-                    continue
+            if seen & bit and is_among(chosen, num_chosen, begin + pick):
+                continue
             seen |= bit
             chosen[num_chosen] = begin + pick
             num_chosen += 1

@@ -5,8 +5,6 @@ than the matrix product before it. Here each draw of 64 bits decides on 4 or 8 e
 default generator, so ``torch.manual_seed`` makes them repeatable; the masks differ from torch's.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from torch.autograd.function import FunctionCtx, once_differentiable
@@ -67,13 +65,13 @@ class _Drop(torch.autograd.Function):
         bits = _random_bits(x.numel(), p)
         ctx.p = p  # type: ignore[attr-defined]
         ctx.save_for_backward(bits)
-        return _dropped(kernels.drop, x, bits, p)
+        return _dropped(x, bits, p)
 
     @staticmethod
     @once_differentiable  # type: ignore[misc, untyped-decorator]
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (bits,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return _dropped(kernels.drop, grad, bits, ctx.p), None  # type: ignore[attr-defined]
+        return _dropped(grad, bits, ctx.p), None  # type: ignore[attr-defined]
 
 
 class _ReluDrop(torch.autograd.Function):
@@ -82,7 +80,7 @@ class _ReluDrop(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
         ctx.p = p  # type: ignore[attr-defined]
-        out = _dropped(kernels.relu_drop, x, _random_bits(x.numel(), p), p)
+        out = _dropped(x, _random_bits(x.numel(), p), p, relu=True)
         ctx.save_for_backward(out)
         return out
 
@@ -123,15 +121,15 @@ def _random_bits(size: int, p: float) -> torch.Tensor:
     return draws.random_(-(2**63), None).view(dtype)[:size]
 
 
-def _dropped(kernel: Callable[..., None], x: torch.Tensor, bits: torch.Tensor, p: float) -> torch.Tensor:
-    """Run a dropout kernel on ``x`` of any shape."""
+def _dropped(x: torch.Tensor, bits: torch.Tensor, p: float, relu: bool = False) -> torch.Tensor:
+    """Run the dropout kernel on ``x`` of any shape."""
     x = x.contiguous()
     out = torch.empty_like(x)
     _, limit, scale = _odds(p)
     values = _flat(x)
     draws = bits.numpy()
     # limit and scale in the types of the arrays: mixed types would keep the loop from being vectorized
-    kernel(values, draws, draws.dtype.type(limit), values.dtype.type(scale), _flat(out))
+    kernels.drop(values, draws, draws.dtype.type(limit), values.dtype.type(scale), relu, _flat(out))
     return out
 
 

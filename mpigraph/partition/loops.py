@@ -1,6 +1,9 @@
 """Compiled loops of partitioning: adjacency arrays, limits of parts, digests.
 
-The caller allocates every output. ``kernels/csr.py`` says how edges are placed into rows (``fill``).
+The caller allocates every output. A counting sort has two passes: :func:`.count_keys`, whose prefix sums are
+``indptr``, and one that places. Its ``fill`` array starts as a copy of ``indptr[:-1]`` and holds, while edges are
+placed, the next free position of each row. All sorts are stable: edges of equal key keep their order. So a graph may be
+read in chunks, twice, and never lie in memory as a list of edges.
 """
 
 from typing import Any
@@ -10,6 +13,52 @@ import numpy as np
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import mix64
+
+
+@njit()
+def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
+    """Place values into the rows given by their keys.
+
+    keys, values: int[m].  fill: int64[n], advanced here.  out_values: int[all edges], filled here.
+    """
+    for i in range(len(keys)):
+        out_values[fill[keys[i]]] = values[i]
+        fill[keys[i]] += 1
+
+
+@njit()
+def number_by_key(keys: Array, fill: Array, out: Array) -> None:
+    """Number items, those of each key through.
+
+    keys: int[m].  fill: int64[n], the next number of each key; advanced here.  out: int64[m], filled here.
+    """
+    for i in range(len(keys)):
+        out[i] = fill[keys[i]]
+        fill[keys[i]] += 1
+
+
+@njit()
+def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
+    """Sort the entries of each row by value, in place; entries of equal value keep their order.
+
+    indptr: int64[n + 1].  values, ids: int[m].
+    """
+    for row in range(len(indptr) - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        if end - begin > 32:
+            order = np.argsort(values[begin:end], kind="mergesort")
+            values[begin:end] = values[begin:end][order]
+            ids[begin:end] = ids[begin:end][order]
+            continue
+        for i in range(begin + 1, end):
+            value, its_id = values[i], ids[i]
+            j = i
+            while j > begin and values[j - 1] > value:
+                values[j] = values[j - 1]
+                ids[j] = ids[j - 1]
+                j -= 1
+            values[j] = value
+            ids[j] = its_id
 
 
 @njit()

@@ -15,8 +15,9 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.csr import count_keys, number_by_key
+from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import Exchange, Progress, Route, owners_of
+from mpigraph.partition.loops import number_by_key
 from mpigraph.partition.shuffle import Shuffle, Writers, arrays_of
 from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch, Spill

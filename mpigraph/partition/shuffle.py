@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.csr import sort_rows
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
+from mpigraph.partition.loops import sort_rows
 from mpigraph.partition.row_arrays import RowArray, block_bytes, reads_blocks, release
 from mpigraph.partition.source import Features, GraphSource
 from mpigraph.partition.spill import Spill, by_row

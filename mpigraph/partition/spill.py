@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.kernels.csr import count_keys, place_values
+from mpigraph.kernels.csr import count_keys
+from mpigraph.partition.loops import place_values
 from mpigraph.partition.row_arrays import mapping_of, release
 from mpigraph.storage.files import storage_errors
 

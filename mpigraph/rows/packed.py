@@ -29,7 +29,7 @@ from mpigraph.kernels.row_ops import move_rows
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, finish
 from mpigraph.mpi.hosts import Chunk, Hosts, Kind, Request, as_bytes, complete
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, Window, last_of_equal
+from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, Window
 
 # bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less
 # than 3 MB over TCP in copied fragments of 64 kB, which costs both sides half as much again
@@ -141,24 +141,21 @@ class PackedTransport(Transport):
         what = f"writing rows of window {window.number} of rank(s) {', '.join(str(rows.rank) for rows in leaving)}"
         step = max(1, CHUNK // window.row_bytes)
         asked, stores = [], []
-        for remote in leaving:
-            rows, positions = last_of_equal(remote)
-            begins = range(0, len(rows), step)
+        for remote in (rows.last() for rows in leaving):
+            begins = range(0, len(remote.rows), step)
             for lane in range(min(_OF_ONE, len(begins))):  # so many chunks travel at a time
                 cuts = [slice(begin, begin + step) for begin in begins[lane::_OF_ONE]]
                 asked.append(remote.rank)
-                stores.append(self._store(window, remote.rank, rows, positions, values, cuts))
+                stores.append(self._store(window, remote, values, cuts))
         finish(stores, what, asked=asked)
 
-    def _store(
-        self, window: Window, rank: int, rows: I64, positions: I64, values: Array, cuts: Sequence[slice]
-    ) -> Coroutine[None]:
+    def _store(self, window: Window, remote: RemoteRows, values: Array, cuts: Sequence[slice]) -> Coroutine[None]:
         """Have a host store rows, one chunk after the other."""
         for cut in cuts:
-            leaving = as_bytes(np.ascontiguousarray(values[positions[cut]]))
-            message = _message(window.number, rows[cut], leaving)
-            stored = yield from self.hosts.ask(rank, Kind.WRITE, message, iter([Chunk(np.empty(1, np.uint8))]))
-            _check_answered(stored, rank, window)
+            leaving = as_bytes(np.ascontiguousarray(values[remote.positions[cut]]))
+            message = _message(window.number, remote.rows[cut], leaving)
+            stored = yield from self.hosts.ask(remote.rank, Kind.WRITE, message, iter([Chunk(np.empty(1, np.uint8))]))
+            _check_answered(stored, remote.rank, window)
 
     def rouse(self, ranks: Sequence[int]) -> None:
         """Make hosts look at their messages often for a while, unless they have just been told to.

@@ -15,11 +15,10 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.row_ops import first_alike
+from mpigraph.kernels.rng import first_alike
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import until
 from mpigraph.mpi.world import World
-from mpigraph.rows.segments import RowPool
 
 # One lock per host for the writers of its rows, in the order in which they ask: ranks of its node, and the host itself
 # for those of other nodes.
@@ -112,7 +111,6 @@ class HostMutex:
 
 
 MAX_ROWS = 1 << 20  # of one request: bounds its memory
-_SPARSE = 64  # rows of the host for each requested row, above which a table of them is slower than sorting
 
 
 class Window(Protocol):
@@ -133,49 +131,36 @@ class RemoteRows:
 
     Attributes:
         rank: the host's rank in ``world.comm``.
-        held: the number of rows that the host holds.
         rows: int64[n], the rows, counted from the host's first one; to be read each once.
         positions: int64[n], ascending: the position of each row in the caller's array.
     """
 
     rank: int
-    held: int
     rows: I64
     positions: I64
 
-    def once(self, pool: RowPool) -> tuple["RemoteRows", I64, I64]:
+    def once(self) -> tuple["RemoteRows", I64, I64]:
         """Return the distinct ones of any rows, each at its first position.
-
-        Args:
-            pool: has memory for a table of the host's rows.
 
         Returns:
             The rows; and int64[r], the positions of the others, and those at which the same rows will be.
         """
-        count = len(self.rows)
-        if self.held > _SPARSE * min(count, MAX_ROWS):
-            _, first, which = np.unique(self.rows, return_index=True, return_inverse=True)
-            indices, repeats = first[which], count - len(first)
-        else:
-            indices = np.empty(count, np.int64)
-            repeats = first_alike(self.rows, pool.empty((self.held,), np.int32), indices)
-        if not repeats:
+        first = np.empty(len(self.rows), np.int64)
+        if not first_alike(self.rows, first):
             return self, self.positions[:0], self.positions[:0]
-        is_first = indices == np.arange(count)
+        is_first = first == np.arange(len(first))
         distinct = replace(self, rows=self.rows[is_first], positions=self.positions[is_first])
-        return distinct, self.positions[~is_first], self.positions[indices[~is_first]]
+        return distinct, self.positions[~is_first], self.positions[first[~is_first]]
+
+    def last(self) -> "RemoteRows":
+        """Return the distinct ones of rows to write, each at its last position, from the last one on."""
+        backwards = replace(self, rows=self.rows[::-1].copy(), positions=self.positions[::-1])
+        return backwards.once()[0]
 
     def requests(self) -> list["RemoteRows"]:
         """Divide the rows into requests of bounded size."""
         cuts = [slice(at, at + MAX_ROWS) for at in range(0, len(self.rows), MAX_ROWS)]
         return [replace(self, rows=self.rows[cut], positions=self.positions[cut]) for cut in cuts]
-
-
-def last_of_equal(rows: RemoteRows) -> tuple[I64, I64]:
-    """Return the distinct rows to write, ascending, and the position of the last value of each."""
-    order = np.argsort(rows.rows, kind="stable")
-    order = order[np.flatnonzero(np.diff(rows.rows[order], append=-1))]
-    return rows.rows[order], rows.positions[order]
 
 
 def nothing() -> None:

@@ -205,7 +205,7 @@ class RowWindow:
             if out.size:
                 words = as_words(out)
                 by_host = split_by_range(ids, self.offsets)
-                remote = [rows.once(self.service.pool) for rows in self._remote(by_host, ids)]
+                remote = [rows.once() for rows in self._remote(by_host, ids)]
                 distinct = [rows for rows, _, _ in remote]
                 self._read(distinct, words, lambda: self._load(by_host, ids, words), transport)
                 for _, repeats, equal in remote:
@@ -227,8 +227,7 @@ class RowWindow:
         remote = []
         for host, positions in by_host:
             if host not in self._words:
-                first, end = self.offsets[host : host + 2].tolist()
-                remote.append(RemoteRows(int(self.world.hosts[host]), end - first, ids[positions] - first, positions))
+                remote.append(RemoteRows(int(self.world.hosts[host]), ids[positions] - self.offsets[host], positions))
         remote.sort(key=lambda rows: rows.rank < self.world.rank)  # else all ranks ask the same host first
         return remote
 

@@ -3,9 +3,6 @@
 Threads inside a rank run the same loop over slices of positions; results do not depend on the slices.
 """
 
-import ctypes
-import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
@@ -24,7 +21,6 @@ from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 from mpigraph.store.topology import Topology
 
-_C = ctypes.CDLL(None)
 _WORTH_IT = 4096  # positions of a slice below which starting a thread costs more than it saves
 
 
@@ -37,11 +33,7 @@ class Workers:
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._threads: list[int] = []
-        self._pool: ThreadPoolExecutor | None = None
-        if num_threads > 1:
-            note, name = self._threads.append, "mpigraph-worker"
-            self._pool = ThreadPoolExecutor(num_threads - 1, name, lambda: note(threading.get_native_id()))
+        self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker") if num_threads > 1 else None
 
     def run(self, work: Callable[[I64], object], positions: I64) -> None:
         """Call ``work`` on slices of ``positions``, each in a thread."""
@@ -50,7 +42,6 @@ class Workers:
             work(positions)
             return
         own, *rest = np.array_split(positions, slices)
-        self._leave_my_core()
         waiting = [self._pool.submit(work, part) for part in rest]
         try:
             work(own)
@@ -58,19 +49,6 @@ class Workers:
             wait(waiting)
         for future in waiting:
             future.result()
-
-    def _leave_my_core(self) -> None:
-        """Keep the workers off the core of the caller, which is about to be busy.
-
-        A thread that wakes up on a busy core may wait there for milliseconds though others are idle; virtual machines
-        do that, since an idle virtual core looks like one that was taken away.
-        """
-        if not hasattr(os, "sched_setaffinity"):
-            return
-        cores = os.sched_getaffinity(0) - {_C.sched_getcpu()}
-        if cores:
-            for thread in self._threads:
-                os.sched_setaffinity(thread, cores)
 
 
 PositionsByHost = list[tuple[int, I64]]

@@ -361,7 +361,7 @@ def sample_hops(
         requests = hop_requests(plan, layer, graph, frontier, of_hop, trees or repeats)
         edges = {}
         local = keys is not None or is_local(graph, plan.layers[layer])
-        for relation, neighbors in (service.sample_local if local else service.sample)(requests).items():
+        for relation, neighbors in service.sample(requests, local).items():
             src, dst = schema.ends(relation)
             indices = tables[src].insert(neighbors.src) if trees is None else trees.insert(src, dst, neighbors)
             edges[relation] = SampledCSC(neighbors.offsets, indices, neighbors.eids)

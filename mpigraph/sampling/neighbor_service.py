@@ -49,37 +49,47 @@ class NeighborService:
             self._workers = draws.Workers(num_threads)
 
     @collective("the trainers", WHEN_REMOTE)
-    def sample(self, requests: Sequence[protocol.SamplingRequest]) -> dict[int, protocol.SampledNeighbors]:
+    def sample(
+        self, requests: Sequence[protocol.SamplingRequest], local: bool = False
+    ) -> dict[int, protocol.SampledNeighbors]:
         """Sample all requests of one hop.
 
         Remote hosts answer while this rank draws the local neighbours; then both are merged.
 
         Args:
             requests: those with one node type have the same destinations; no relation is in two.
+            local: this node has the in-edges of all destinations; the call is then local.
 
         Returns:
             The neighbours by relation id, ascending, without relations of few edges that found none; the next
             call overwrites their sources.
         """
-        local, remote = dict[int, draws.PositionsByHost](), dict[int, draws.PositionsByHost]()
+        here, remote = dict[int, draws.PositionsByHost](), dict[int, draws.PositionsByHost]()
         for dst, by_host in self._by_destination(requests).items():
-            local[dst], remote[dst] = self._split(by_host)
-        drawing = [self._begin(r, local[r.dst], k) for k, r in enumerate(requests)]
+            here[dst], remote[dst] = self._split(by_host, local)
+        drawing = [
+            draws.LocalSampling(self._state, request, here[request.dst], self._buffers, self._workers, number)
+            for number, request in enumerate(requests)
+        ]
         drawn: list[protocol.SampledRows] = []
-        readers = self._ask(self._pack(requests, remote), lambda: drawn.extend(draw() for draw in drawing))
+        words = {} if local else self._pack(requests, remote)
+        readers = self._ask(words, lambda: drawn.extend(one.finish() for one in drawing), local)
         return self._joined(requests, drawn, remote, readers)
 
-    def _ask(self, lists: dict[int, list[I64]], meanwhile: Callable[[], None]) -> dict[int, protocol.AnswerReader]:
-        """Ask ranks, each in one message of some arrays; return the readers of their answers."""
+    def _ask(
+        self, lists: dict[int, list[I64]], meanwhile: Callable[[], None], local: bool
+    ) -> dict[int, protocol.AnswerReader]:
+        """Ask ranks, each in one message of some arrays; return the readers of their answers.
+
+        ``local``: no trainer asks any.
+        """
+        if local:
+            meanwhile()
+            return {}
         self.rounds += 1
         words = {rank: np.concatenate([_FREE, *arrays]) for rank, arrays in lists.items()}
         answers = self._state.exchange.ask(words, meanwhile, f"sampling round {self.rounds} of {self.purpose}")
         return {rank: protocol.AnswerReader(answer) for rank, answer in answers.items()}
-
-    def sample_local(self, requests: Sequence[protocol.SamplingRequest]) -> dict[int, protocol.SampledNeighbors]:
-        """As :meth:`sample`, where this node has the in-edges of all destinations; local."""
-        hosts_of = self._by_destination(requests)
-        return self._joined(requests, [self._begin(r, hosts_of[r.dst], k)() for k, r in enumerate(requests)], {}, {})
 
     @collective("the trainers", WHEN_REMOTE)
     def has_edges(self, queries: list[protocol.EdgeQuery], local: bool) -> list[Mask]:
@@ -93,20 +103,17 @@ class NeighborService:
             bool[n] for each query: true for edges that exist.
         """
         exist = [np.zeros(len(query.ids), np.bool_) for query in queries]
-        by_host = [(of, []) if local else self._split(of) for of in map(self._positions, queries)]
+        by_host = [self._split(self._positions(query), local) for query in queries]
 
         def look_local() -> None:
             for query, (here, _), out in zip(queries, by_host, exist, strict=True):
                 draws.look_up_edges(self._state, query, here, self._workers, out)
 
-        if local:
-            look_local()
-            return exist
         lists: dict[int, list[I64]] = {}
         for query, (_, remote) in zip(queries, by_host, strict=True):
             for host, positions in remote:
                 lists.setdefault(int(self._world.hosts[host]), []).extend(protocol.pack_query(query, positions))
-        readers = self._ask(lists, look_local)
+        readers = self._ask(lists, look_local, local)
         for out, (_, remote) in zip(exist, by_host, strict=True):
             for host, positions in remote:
                 out[positions] = readers[int(self._world.hosts[host])].take(len(positions), np.bool_)
@@ -124,12 +131,6 @@ class NeighborService:
         if graph.number not in self._tree_ids:
             self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
         return self._tree_ids[graph.number]
-
-    def _begin(
-        self, request: protocol.SamplingRequest, by_host: draws.PositionsByHost, number: int
-    ) -> Callable[[], protocol.SampledRows]:
-        """Count the neighbours of a request on local hosts; return what draws them."""
-        return draws.LocalSampling(self._state, request, by_host, self._buffers, self._workers, number).finish
 
     def _joined(
         self,
@@ -166,10 +167,12 @@ class NeighborService:
         """Return the positions by host for each node type of destinations, computed once for all its relations."""
         return {dst: self._positions(r) for dst, r in {r.dst: r for r in requests}.items()}
 
-    def _split(self, by_host: draws.PositionsByHost) -> tuple[draws.PositionsByHost, draws.PositionsByHost]:
-        """Divide into local and remote hosts."""
-        is_local = self._world.is_local
-        return [one for one in by_host if is_local[one[0]]], [one for one in by_host if not is_local[one[0]]]
+    def _split(
+        self, by_host: draws.PositionsByHost, local: bool
+    ) -> tuple[draws.PositionsByHost, draws.PositionsByHost]:
+        """Divide into local and remote hosts; all are local if this node has copies of their edges."""
+        here = [one for one in by_host if local or self._world.is_local[one[0]]]
+        return here, [one for one in by_host if not (local or self._world.is_local[one[0]])]
 
     def _pack(
         self, requests: Sequence[protocol.SamplingRequest], remote: dict[int, draws.PositionsByHost]

@@ -9,7 +9,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,7 @@ class VersionedTables(ABC):
         self._dtypes = {name: dtype for name, (_, dtype) in columns.items()}
         self.tables = HostTables(self._dtypes, {})
         self._version = -1
+        self._failed = False
         self._outdated: list[tuple[weakref.ref[Any], _Windows]] = []
 
     @classmethod
@@ -88,8 +89,8 @@ class VersionedTables(ABC):
 
     @property
     def sound(self) -> bool:
-        """True if the tables are those of the current rows; the same on every rank."""
-        return not self.stale
+        """True if the tables are those of the current rows, and no row was bad; the same on every rank."""
+        return not self.stale and not self._failed
 
     @collective("world.comm")
     def prepare(self) -> None:
@@ -105,6 +106,7 @@ class VersionedTables(ABC):
         version = self.tensor.version
         doing = f"{self.doing} {self.tensor.name!r}"
         windows: dict[str, RowWindow] = {}
+        self._failed = True
         try:
             for name, (offsets, dtype) in self._columns.items():
                 windows[name] = RowWindow(service, offsets, (), dtype)
@@ -112,14 +114,16 @@ class VersionedTables(ABC):
             with world.on_all_ranks(doing):
                 if world.is_host:
                     self._fill(tables, world.host_index)
-        except MPIGraphError:  # on every rank
+        except MPIGraphError as error:  # on every rank
             _close(windows)
+            if isinstance(error, GraphDataError):
+                self._version = version  # bad rows are reported once
             raise
         service.segments.sync()
         world.barrier(doing)
         service.segments.sync()
         self._outdated.append((weakref.ref(self.tables), self.tables.windows))
-        self.tables, self._version = tables, version
+        self.tables, self._version, self._failed = tables, version, False
         self._free_outdated(doing)
 
     @collective("world.comm")
@@ -163,17 +167,11 @@ class EdgeWeights(VersionedTables):
         relation, hosts = tensor.policy.type_id, topology.hosts
         of_edges = hosts.edge_offsets[relation], np.uint32 if self.is_mask else np.uint64
         super().__init__(topology, tensor, {"table": of_edges, "num_drawable": (topology.rows[relation], np.int32)})
-        self._bad = False
 
     @classmethod
     def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "EdgeWeights":
         """Return weights that are drawn from without tables, and checked at each draw."""
         return cls(topology, tensor)
-
-    @property
-    def sound(self) -> bool:
-        """True if the tables are those of the current weights, and no weight was bad; the same on every rank."""
-        return not self._bad and not self.stale
 
     def values(self, host: int) -> Array:
         """[edges of local ``host``], the weights."""
@@ -182,18 +180,6 @@ class EdgeWeights(VersionedTables):
     def complaint(self, edge: int, weight: float) -> str:
         """Return the error text for a bad weight."""
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
-
-    @collective("world.comm")
-    def prepare(self) -> None:
-        """See :class:`VersionedTables`. A weight is bad if it is negative, infinite or NaN."""
-        version = self.tensor.version
-        self._bad = True
-        try:
-            super().prepare()
-        except GraphDataError:  # on every rank
-            self._version = version  # bad weights are reported once
-            raise
-        self._bad = False
 
     def _fill(self, tables: HostTables, host: int) -> None:
         weights = self.values(host)
@@ -256,39 +242,18 @@ class EdgeTimes(VersionedTables):
         return fetch_together(self.tensor.window, self.tensor.numbers(sources))
 
 
-class MaskCounts:
+class MaskCounts(NamedTuple):
     """The counts of one mask.
 
     Attributes:
+        version: of the mask's rows.
         bounds: int64[H, B + 1]; block b of host h has the rows ``[bounds[h, b], bounds[h, b + 1])``.
         counts: int64[H, B], how many of them are not zero.
     """
 
-    __slots__ = ("_mask", "_version", "bounds", "counts")
-
-    def __init__(self, mask: RowTensor, bounds: I64, counts: I64, version: int) -> None:
-        self.bounds = bounds
-        self.counts = counts
-        self._mask = mask
-        self._version = version
-
-    @classmethod
-    def unprepared(cls, topology: object, mask: RowTensor) -> "MaskCounts":
-        """Return counts that are stale."""
-        return cls(mask, np.empty((0, 1), np.int64), np.empty((0, 0), np.int64), -1)
-
-    @property
-    def stale(self) -> bool:
-        """True if rows were written since they were counted; the same on every rank."""
-        return self._version != self._mask.version
-
-    @property
-    def current(self) -> bool:
-        """True if the counts are those of the rows as this rank knows them."""
-        return not self.stale and not self._mask.written
-
-    def close(self) -> None:
-        """Do nothing: the counts lie in this rank's memory."""
+    version: int
+    bounds: I64
+    counts: I64
 
     def blocks(self, hosts: Sequence[int] | slice = slice(None)) -> tuple[I64, I64, I64]:
         """Return the blocks of some hosts that have selected rows: first rows, rows behind them, counts, int64[n]."""
@@ -353,7 +318,7 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
         until(world.comm.Iallgatherv(own, [counted, of_ranks]).Test)
     ends = np.cumsum([table.shape[1] - 1 for table in bounds])[:-1]
     return [
-        MaskCounts(mask, table, counts, mask.version)
+        MaskCounts(mask.version, table, counts)
         for mask, table, counts in zip(masks, bounds, np.split(counted, ends, axis=1), strict=True)
     ]
 

@@ -34,7 +34,7 @@ from mpigraph.trace import clock
 
 _OF_FREE = 0.2  # of each node's free memory, for copies of other nodes' edges that were not asked for
 
-Kind = TypeVar("Kind", bound="VersionedTables | MaskCounts")
+Kind = TypeVar("Kind", bound=VersionedTables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Store:
 
     __slots__ = (
         "_derived",
+        "_mask_counts",
         "_newest_tensor",
         "_next",
         "caches",
@@ -95,6 +96,7 @@ class Store:
         self.tensors: dict[int, RowTensor] = {}
         self.caches: dict[int, RowCache] = {}
         self._derived: dict[tuple[Any, ...], Any] = {}
+        self._mask_counts: dict[int, MaskCounts] = {}
         self._newest_tensor = 0
         self._next = 0
         try:
@@ -180,21 +182,26 @@ class Store:
             GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
         """
         for tables in self._derived.values():
-            if tables.stale and isinstance(tables, VersionedTables):
+            if tables.stale:
                 tables.prepare()
         self._count_masks()
 
     @collective("world.comm")
     def _count_masks(self) -> None:
         """Count the selected rows of masks that were written."""
+        versions = {number: counts.version for number, counts in self._mask_counts.items()}
         masks = [
             tensor
             for number, tensor in self.tensors.items()
-            if tensor.version and is_mask(tensor)
-            if (counts := self._derived.get((MaskCounts, number))) is None or counts.stale
+            if tensor.version and is_mask(tensor) and versions.get(number) != tensor.version
         ]
         counted = count_masks(self.world, masks)
-        self._derived.update({(MaskCounts, mask.number): of for mask, of in zip(masks, counted, strict=True)})
+        self._mask_counts.update({mask.number: of for mask, of in zip(masks, counted, strict=True)})
+
+    def mask_counts(self, mask: RowTensor) -> MaskCounts | None:
+        """Return the counts of a mask's rows as this rank knows them; None if they were not counted since a write."""
+        counts = self._mask_counts.get(mask.number)
+        return counts if counts is not None and counts.version == mask.version and not mask.written else None
 
     @collective("world.comm")
     def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None, topology: str = "") -> LoadedGraph:
@@ -380,6 +387,7 @@ class Store:
         going = sorted(numbers)
         self.free_derived(going)
         for number in going:
+            self._mask_counts.pop(number, None)
             for kind in kinds:
                 if number in kind:
                     kind.pop(number).close()

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
-from mpigraph.kernels.csr import hash_of_degrees, hash_of_sources
 from mpigraph.metadata.book import RangeBook
-from mpigraph.mpi.agree import everywhere, together
+from mpigraph.mpi.agree import together
 from mpigraph.mpi.messages import sum_over_ranks
 from mpigraph.rows.segments import check_shared_memory
 from mpigraph.rows.service import RowService
@@ -79,7 +78,6 @@ class Topology:
                 for relation in config.own:
                     if world.is_host:
                         self._load(relation, files)
-            self._check_degrees()
         except MPIGraphError:  # on every rank
             self.close()
             raise
@@ -168,30 +166,6 @@ class Topology:
         if edges != len(indices):
             raise ShardFormatError(f"{self.config.path}: {len(indices)} edges of {key} have {edges} destinations")
         check_sources(self.config, relation, first_edge, indptr, indices)
-
-    @collective("world.comm")
-    def _check_degrees(self) -> None:
-        """Compare the out-degrees of all hosts with the edges of all hosts.
-
-        Raises ShardFormatError if they are not of one graph; on every rank.
-        """
-        schema = self.config.schema
-        own = np.zeros(len(schema.relations), np.uint64)
-        if self.world.is_host:
-            host = self.world.host_index
-            for relation in self.config.own:  # of listed ones out-degrees were counted, not read
-                first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
-                degrees = hash_of_degrees(self._degrees.segment(relation, host), first)
-                sources = hash_of_sources(self.edges.segment(relation, host))
-                own[relation] = (int(degrees) - int(sources)) % 2**64
-        total = np.empty_like(own)
-        with self.world.watch("loading a graph"):
-            self.world.comm.Allreduce(own, total)
-        for relation in np.flatnonzero(total).tolist():
-            path, key = self.config.path, schema.relation_key(relation)
-            raise everywhere(
-                ShardFormatError(f"{path}: the out-degrees of {key} in its parts are not those of their edges")
-            )
 
     def _in_edges(self) -> tuple[RowWindow, ...]:
         return self._indptr, self.edges, self._destinations, self._order

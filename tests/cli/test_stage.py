@@ -20,6 +20,7 @@ from oracle import NAME, write_oracle
 
 import mpigraph
 import mpigraph.distributed as dist
+from mpigraph.cli import stage as staging
 from mpigraph.cli.grammar import Stage
 from mpigraph.cli.stage import stage as run_command
 from mpigraph.distributed import partition_graph
@@ -39,11 +40,11 @@ def nodes_of(layout: Job) -> list[list[int]]:
 
 def stage(config: PartConfig, parts: list[int], directory: Path) -> int:
     """Stage as the command does; return how many files were copied."""
-    shards = host_ranges.shards_of(config, parts, directory)
-    missing = [shard for shard in shards if not host_ranges.is_staged(shard, config)]
-    host_ranges.check_fit(missing, directory)
+    shards = staging.shards_of(config, parts, directory)
+    missing = [shard for shard in shards if not staging.is_staged(shard, config)]
+    staging.check_fit(missing, directory)
     for shard in missing:
-        host_ranges.copy_shard(shard, config)
+        staging.copy_shard(shard, config)
     return len(missing)
 
 
@@ -58,7 +59,7 @@ def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypa
     original, opened = PartConfig.part_path, set()
     monkeypatch.setattr(PartConfig, "part_path", lambda c, k, which: opened.add(k) or original(c, k, which))
     nodes, servers = nodes_of(layout), layout.layout.servers if layout.comm.size > 1 else 0
-    hosts = host_ranges.hosts_of_nodes([members[-servers:] for members in nodes])
+    hosts = staging.hosts_of_nodes([members[-servers:] for members in nodes])
     own = next(h for h, members in zip(hosts, nodes, strict=True) if layout.comm.rank in members)
     for num_parts in (1, 3, 7):
         opened.clear()
@@ -68,11 +69,11 @@ def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypa
 
 
 def test_hosts_are_numbered_as_the_job_numbers_them() -> None:
-    assert host_ranges.hosts_of_nodes([[2], [5]]) == [[0], [1]]
-    assert host_ranges.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
-    assert host_ranges.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
+    assert staging.hosts_of_nodes([[2], [5]]) == [[0], [1]]
+    assert staging.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
+    assert staging.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
     for servers in (1, 2, 3):  # one rank on each node is enough to stage by
-        assert host_ranges.hosts_of_nodes([[0], [1]], servers) == [
+        assert staging.hosts_of_nodes([[0], [1]], servers) == [
             list(range(servers)),
             list(range(servers, 2 * servers)),
         ]

@@ -77,6 +77,25 @@ def test_minibatches_are_the_same_with_every_cache(
 
 
 @remote
+def test_labels_of_remote_rows_need_no_message_of_each_minibatch(
+    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = job.open(oracle(3))
+    label, transport, asked = g.ndata["label"][:], current().store.rows.transport, []
+    read = transport.read
+    monkeypatch.setattr(transport, "read", lambda *arguments: (asked.append(1), read(*arguments)))
+    for cache, most in ((None, NUM_NODES), ("1MiB", NUM_NODES // 5 // 2)):
+        asked.clear()
+        loader = dist.DistNodeDataLoader(
+            g, np.arange(NUM_NODES), UNIFORM, batch_size=5, shuffle=True, labels=["label"], cache=cache
+        )
+        for _, seeds, blocks in loader:
+            assert torch.equal(blocks[-1].dstdata["label"], label[seeds])
+        assert (len(asked) <= most) and (cache is not None or len(asked) > NUM_NODES // 5 // 2)
+        loader.close()
+
+
+@remote
 def test_trainers_in_step_with_different_numbers_of_minibatches(job: SharedJob, oracle) -> None:
     """Who has sampled its last minibatch answers the others while its consumer waits for them."""
     g = job.open(oracle(3))

@@ -18,7 +18,7 @@ from typed_oracle import FORWARD, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler, reverse_edges
-from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
+from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, Uniform
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph, heterograph
@@ -35,8 +35,6 @@ NEGATIVES = {
     "uniform": Uniform(3),
     "global": GlobalUniform(3),
     "joint": JointUniform(4),
-    "local": LocalUniform(2),
-    "in-batch": InBatch(2),
     "own": lambda g, eids: (torch.zeros_like(eids), g.find_edges(eids)[0]),
 }
 
@@ -120,7 +118,7 @@ def test_minibatches_are_the_same_on_every_layout_and_with_prefetching(
 
     def body(*depths: int) -> dict[str, list[str]]:
         g, epochs = dist.DistGraph(TYPED_ORACLE if several else NAME, part_config=path), {}
-        for number, name in enumerate(("none", "uniform", "global", "joint", "in-batch", "own")[: 3 if several else 6]):
+        for number, name in enumerate(("none", "uniform", "global", "joint", "own")[: 3 if several else 5]):
             found = [epochs_of(g, name, depth) for depth in depths or (2 * (number % 2),)]
             assert found.count(found[0]) == len(found), name
             epochs[name] = found[0]

@@ -202,23 +202,6 @@ def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> Non
         one.close()
 
 
-def test_single_hops_share_numbers_by_seed(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    nodes, few = torch.arange(NUM_NODES), torch.arange(5, 60, 2)
-
-    def edges(of: torch.Tensor, **options: object) -> list[int]:
-        frontier, weights = dist.sample_labors(g, of, 3, **options)
-        assert [len(w) for w in weights] == [0]
-        return frontier.in_edges(few, form="eid").tolist(), frontier.edata[EID]
-
-    (own, ids), (again, others) = edges(nodes, random_seed=4), edges(few, random_seed=torch.tensor([4]))
-    assert ids[own].tolist() == others[again].tolist()
-    later, its_ids = edges(nodes)
-    assert its_ids[later].tolist() != edges(nodes)[1].tolist()
-    degrees = g.in_degrees(nodes).clamp(max=3)
-    assert torch.equal(dist.sample_labors(g, nodes, 3)[0].in_degrees(), degrees)
-
-
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
 def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: str) -> None:
     """The seed edges are left out in each hop, so that a destination has min(k, d) of the others."""

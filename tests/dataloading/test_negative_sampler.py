@@ -11,9 +11,7 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler, negative_sampler
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform,
-    InBatch,
     JointUniform,
-    LocalUniform,
     Uniform,
     draw_negatives,
     find_edges,
@@ -21,7 +19,7 @@ from mpigraph.dataloading.negative_sampler import (
 from mpigraph.errors import EdgeTypeError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph
-from mpigraph.kernels.negatives import draw_nodes, draw_others
+from mpigraph.kernels.negatives import draw_nodes
 
 WORD = 2**64
 NUM_EDGES = 591
@@ -43,17 +41,8 @@ def reference(key: int, eid: int, number: int, num: int) -> int:
 def test_draws_are_hashes(num: int) -> None:
     key, eids = np.uint64(0xFEDCBA9876543210), np.array([0, 7, 7, 2**40, 3], np.int64)
     out = np.full(len(eids) * 4, -1)
-    draw_nodes(key, eids, 4, 1000, num, out)
-    assert out.tolist() == [1000 + reference(int(key), e, j, num) for e in eids.tolist() for j in range(4)]
-
-
-def test_other_positions_are_hashes_too() -> None:
-    key, eids = np.uint64(12345), np.array([5, 9, 5, 80], np.int64)
-    out = np.full(len(eids) * 50, -1)
-    draw_others(key, eids, 50, out)
-    for i, drawn in enumerate(out.reshape(4, 50).tolist()):
-        others = [p for p in range(4) if p != i]
-        assert drawn == [others[reference(int(key), int(eids[i]), j, 3)] for j in range(50)]
+    draw_nodes(key, eids, 4, num, out)
+    assert out.tolist() == [reference(int(key), e, j, num) for e in eids.tolist() for j in range(4)]
 
 
 def is_even(counts: np.ndarray) -> bool:
@@ -69,14 +58,12 @@ def small() -> InMemory:
     return InMemory(graph((nodes, (nodes + 1) % NUM_NODES)))
 
 
-@pytest.mark.parametrize("sampler", [Uniform(200), LocalUniform(200), InBatch(200)], ids=lambda s: type(s).__name__)
-def test_destinations_are_drawn_evenly(sampler) -> None:
-    src, dst = sampler(small(), torch.arange(NUM_NODES))
+def test_destinations_are_drawn_evenly() -> None:
+    src, dst = Uniform(200)(small(), torch.arange(NUM_NODES))
     assert is_even(np.bincount(dst.numpy(), minlength=NUM_NODES))
     assert torch.equal(src, torch.arange(NUM_NODES).repeat_interleave(200))
     pairs = (dst - src) % NUM_NODES  # no distance between the two ends is preferred
-    some = np.bincount(pairs.numpy(), minlength=NUM_NODES)
-    assert is_even(np.delete(some, 1) if isinstance(sampler, InBatch) else some)
+    assert is_even(np.bincount(pairs.numpy(), minlength=NUM_NODES))
     for number in range(3):  # nor does the number of the negative matter
         assert is_even(np.bincount(dst.numpy()[number::10], minlength=NUM_NODES))
 
@@ -231,36 +218,6 @@ def test_joint_negatives_are_shared(job: SharedJob, oracle) -> None:
     on_all(job.trainers, body() == job.alone(body))
 
 
-def test_local_negatives_are_of_all_that_the_host_has(job: SharedJob, oracle) -> None:
-    """In plain python that is all nodes, whatever the number of parts."""
-    g = job.open(oracle(3))
-    world, hosts = g.session.world, g.loaded.topology.hosts
-    src, dst = LocalUniform(100)(g, torch.arange(50))
-    ranges = {k: list(range(*hosts.node_range(k, 0))) for k in np.flatnonzero(world.is_local).tolist()}
-    if world.is_host:
-        ranges = {world.host_index: ranges[world.host_index]}
-    assert torch.unique(dst).tolist() in list(ranges.values())
-    assert len(world.hosts) > 1 or len(dst.unique()) == NUM_NODES
-    assert torch.equal(src[::100], g.find_edges(torch.arange(50))[0])
-
-
-def test_in_batch_negatives_add_no_nodes(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    _, heads = g.find_edges(torch.arange(NUM_EDGES))
-    eids = torch.from_numpy(np.unique(heads.numpy(), return_index=True)[1])  # one edge of each destination
-    src, dst = InBatch(6)(g, eids)
-    own = heads[eids].repeat_interleave(6)
-    assert len(dst) == 6 * len(eids) and (dst != own).all() and torch.isin(dst, own).all()
-    assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(6))
-    for few in ([], [3]):
-        assert [len(ends) for ends in InBatch(6)(g, few)] == [0, 0]
-    assert torch.equal(InBatch(2)(g, [3, 9])[1], heads[[9, 9, 3, 3]])
-    loader = dist.DistEdgeDataLoader(g, [3], NeighborSampler([2]), negative_sampler=InBatch(4))
-    ((_, positive, negative, _),) = list(loader)
-    assert positive.num_edges() == 1 and negative.num_edges() == 0
-    assert torch.equal(positive.ndata[NID], negative.ndata[NID])
-
-
 def typed() -> InMemory:
     edges = {
         ("user", "likes", "item"): ([0, 1, 2, 3], [1, 0, 4, 2]),
@@ -304,9 +261,3 @@ def test_samplers_derived_from_ours_are_called() -> None:
     ours, derived = (draw_negatives(kind(3), g, edges) for kind in (Uniform, Shifted))
     ((src, dst),) = ours.values()
     assert torch.equal(derived[0], src) and torch.equal(derived[1], (dst + 1) % NUM_NODES)
-
-
-def test_a_part_without_nodes_draws_among_all() -> None:
-    g = typed()
-    dst = LocalUniform(400)(g, {"knows": [0, 1]})["user", "knows", "user"][1]
-    assert torch.unique(dst).tolist() == [0, 1, 2, 3]

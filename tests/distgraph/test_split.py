@@ -19,7 +19,6 @@ from mpigraph.session.context import current
 from mpigraph.store import derived
 from mpigraph.store.derived import MaskCounts, block_bounds
 
-NO_MASK: None = None
 MASKS = {
     "all": np.ones(NUM_NODES, np.int64),
     "third": np.arange(NUM_NODES) % 3 == 0,
@@ -38,7 +37,7 @@ def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int
             dist.node_split(counted, rank=0), dist.node_split(mask, book, rank=0)
         )  # who wrote it reads it
     g.barrier()
-    assert [current().store.derived(MaskCounts, m.rows.number).current for m in (counted, small, t)] == [
+    assert [current().store.mask_counts(m.rows) is not None for m in (counted, small, t)] == [
         True,
         True,
         False,
@@ -155,7 +154,7 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
     count, trainers = 10**8, 1024
     bounds = block_bounds(np.arange(hosts + 1) * count // hosts)
     selected = (bounds + step - 1) // step
-    counts = MaskCounts(NO_MASK, bounds, np.diff(selected, axis=1), 1)
+    counts = MaskCounts(1, bounds, np.diff(selected, axis=1))
     table = counts.counts.nbytes
     assert table <= max(1 << 15, 8 * hosts)
     whole = -(-count // step)
@@ -167,7 +166,7 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
         blocks = 2 * count // counts.counts.size  # in which it begins and ends
         assert mask.read <= (end - begin) * step + blocks + 2
         assert mask.read + table <= 2 * count / trainers  # and all of it 500 times less than the mask
-    wrong = MaskCounts(NO_MASK, bounds, np.maximum(counts.counts - 1, 0), 1)
+    wrong = MaskCounts(1, bounds, np.maximum(counts.counts - 1, 0))
     assert _counted_share(Arithmetic(count, step), wrong.blocks(), 5, trainers) is None
 
 
@@ -206,8 +205,8 @@ def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(g: dist.Di
     masks = [t for t in state.tensors.values() if derived.is_mask(t)]
     assert masks
     for t in masks:
-        counts = state.derived(MaskCounts, t.number)
-        assert counts.current and counts.counts.sum() == np.count_nonzero(t.gather(np.arange(t.shape[0])))
+        counts = state.mask_counts(t)
+        assert counts is not None and counts.counts.sum() == np.count_nonzero(t.gather(np.arange(t.shape[0])))
     del g
 
 

@@ -131,7 +131,6 @@ NEGATIVES = {
     "global": negative_sampler.GlobalUniform(3),
     "source": negative_sampler.PerSourceUniform(2),
     "joint": negative_sampler.JointUniform(2),
-    "in-batch": negative_sampler.InBatch(3),
 }
 
 

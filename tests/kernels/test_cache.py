@@ -91,8 +91,7 @@ from mpigraph.compiling import REPORT
 from mpigraph.kernels.flat import widen
 from mpigraph.kernels.rng import combine
 key = combine(np.uint64(1), np.uint64(2))
-for brain in (False, True):
-    widen(np.zeros(2, np.float32), brain)
+widen(np.zeros(2, np.float32), True)
 print("compiled", REPORT.compiled, int(key), repr(REPORT.status()))
 """
 
@@ -102,7 +101,7 @@ def test_one_of_several_processes_compiles_a_kernel_and_says_so(tmp_path: Path) 
     """Also where another kernel is in the cache already."""
     env = clean_environment() | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", COMPILES]
-    first = run_job([sys.executable, "-c", COMPILES.partition("for brain")[0] + "print(REPORT.compiled)"], env)
+    first = run_job([sys.executable, "-c", COMPILES.partition("widen(np")[0] + "print(REPORT.compiled)"], env)
     assert first.status == 0 and int(first.stdout) > 0
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda _: run_job(command, env), range(2)))
@@ -198,8 +197,6 @@ def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, mo
     assert compiles() and not compiles()
     index.unlink()
     assert compiles() and not compiles()
-    code.write_text("damaged: LLVM would end the process")
-    assert compiles() and not compiles() and code.read_text() == ""
     index.write_text("of one more kernel")
     assert not compiles()
     note = folder / cache._NOTE
@@ -240,18 +237,6 @@ def test_damaged_files_of_a_kernel_are_replaced(folder: Path, suffix: str, conte
     (path,) = folder.rglob(f"*add_one*.{suffix}")
     path.write_bytes(content)
     assert load() and not load()
-
-
-def test_damaged_code_is_replaced_at_the_start(folder: Path) -> None:
-    """Its file can be unpickled, but LLVM would end the process."""
-    assert load()
-    cache.note_complete()
-    assert cache.is_complete()
-    (path,) = folder.rglob("*add_one*.nbc")
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b"\x7fELF", b"\x7fELG"))
-    assert path.read_bytes() != content
-    assert not cache.is_complete() and load() and not load()
 
 
 def test_the_folder_is_named_by_all_files_that_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

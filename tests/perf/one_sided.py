@@ -63,7 +63,7 @@ def main() -> None:
                 shares = zip(
                     targets, np.array_split(rows, len(targets)), np.array_split(places, len(targets)), strict=True
                 )
-                remote = [RemoteRows(rank, HELD, share, np.sort(at)) for rank, share, at in shares]
+                remote = [RemoteRows(rank, share, np.sort(at)) for rank, share, at in shares]
                 timed.inside, begin = 0.0, thread_time()
                 asked_once = [(asked, [], []) if distinct else asked.once(pool) for asked in remote]
                 gets = [_Get(window, asked, out, pool) for asked, _, _ in asked_once]

@@ -47,7 +47,7 @@ def test_memory_stays_until_mpi_does_not_write_to_it(layout: Job) -> None:
         world = service.world
         window = filled_window(service, (3,), "i8")
         others = [rank for rank in range(4) if rank != world.rank]
-        remote = [RemoteRows(rank, HELD, np.arange(9), 3 * np.arange(9) + k) for k, rank in enumerate(others)]
+        remote = [RemoteRows(rank, np.arange(9), 3 * np.arange(9) + k) for k, rank in enumerate(others)]
         way = next(way for way in service.transports if isinstance(way, RmaTransport))
 
         def read(win: BrokenWin, work: Callable[[], None] = lambda: None) -> list[int]:
