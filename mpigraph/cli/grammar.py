@@ -244,7 +244,6 @@ class Launch(HostOptions):
     launcher: str = option("(%(default)s)", default="auto", choices=("auto", "srun", "hydra", "intel", "openmpi"))
     mpiexec: str = option("default: the one beside this Python, else on PATH", "PROGRAM", "")
     launcher_flags: str = of_dgl("for srun or mpiexec, such as =--mpi=pmi2", "=FLAGS", "")
-    as_dgl: bool = option("'import dgl' of the script gives mpigraph, as python -m mpigraph run", default=False)
     dry_run: bool = option("print the command and do not run it", default=False)
 
 

@@ -3,9 +3,9 @@
 It turns DGL's arguments into one ``srun`` or ``mpiexec`` command and *becomes* that command (``exec``): signals reach
 the launcher directly, and its exit status is this command's.
 
-A command is a list of arguments; no shell reads it. ``env`` sets the job's variables in front of the user's command for
-every launcher alike, because launchers pass on arguments as they are, while their flags for variables change some
-values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
+A command is a list of arguments; no shell reads it, and signals reach the script. ``env`` sets the job's variables in
+front of the user's command for every launcher alike, because launchers pass on arguments as they are, while their flags
+for variables change some values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
 
 ``ip_config.txt``, DGL's list of machines, has one ``ADDRESS [PORT]`` on each line. Only addresses and host names pass:
 they end up in host lists, where a comma or a colon has a meaning, and beside options, where a leading dash has one.
@@ -29,8 +29,7 @@ from mpigraph.errors import InvalidArgumentError
 
 _VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
 _VERSION_TIMEOUT = 20  # seconds
-_PYTHON = re.compile(r"python[0-9.]*")
-_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+_OF_SHELLS = {"&&", "||", "&", ";", "|", ">", ">>", "<", ":"}  # of these ":" begins a launcher's second program
 _SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
 _HOST = re.compile(r"[a-z0-9_:][a-z0-9_.:%-]*")
 
@@ -104,11 +103,15 @@ def launch(options: Launch) -> int:
         if value is not None and value < smallest:
             raise InvalidArgumentError(f"--{name} must be >= {smallest} (got {value})")
     workspace = os.path.abspath(options.workspace)
-    command = _command(options)
+    command = _words("the command", options.job or "")
+    if not command:
+        raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
+    if operators := sorted(_OF_SHELLS & {*command}):
+        raise InvalidArgumentError(f"{operators[0]!r} needs a shell: write \"sh -c '...'\" (got {options.job!r})")
     family, program = _find_launcher(options.launcher, options.mpiexec)
     if options.ip_config is None and family != "srun":
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-    flags = _words(options.launcher_flags, "--launcher_flags")
+    flags = _words("--launcher_flags", options.launcher_flags)
     job = _Job(
         ranks=options.num_trainers + options.num_servers,
         hosts=read_hosts(Path(workspace, options.ip_config)) if options.ip_config is not None else [],
@@ -125,26 +128,6 @@ def launch(options: Launch) -> int:
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)
     return 0
-
-
-def _command(options: Launch) -> list[str]:
-    text = options.job
-    if not text:
-        raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
-    unquoted = _QUOTED.sub(lambda word: re.sub("[^$`]", "", word[0]) if word[0].startswith('"') else "", text)
-    operator = re.search(r"&&|\|\||[;&|<>()`$]", unquoted)  # DGL's launch.py leaves these to a shell
-    if operator:
-        raise InvalidArgumentError(
-            f"the command has {operator[0]!r}, which needs a shell: quote it by '...' if it is part of an argument, "
-            f"else write \"sh -c '...'\" (got {text!r})"
-        )
-    words = _words(text, "the command")
-    if not words:
-        raise InvalidArgumentError("the command is empty")
-    if ":" in words:
-        why = "which every launcher takes for the beginning of a second program"
-        raise InvalidArgumentError(f"the command has ':' as an argument of its own, {why}: quote it with other text")
-    return _as_dgl(words) if options.as_dgl else words
 
 
 def _variables(options: Launch, workspace: str) -> dict[str, str]:
@@ -164,23 +147,12 @@ def _variables(options: Launch, workspace: str) -> dict[str, str]:
     return variables | own
 
 
-def _words(text: str, what: str) -> list[str]:
+def _words(what: str, text: str) -> list[str]:
     """Split text into words as a shell does, without one."""
     try:
         return shlex.split(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{what} cannot be split into words: {error} (got {text!r})") from error
-
-
-def _as_dgl(command: list[str]) -> list[str]:
-    """Insert ``-m mpigraph run --as-dgl`` before the script of a command of Python."""
-    python = next((at for at, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), len(command))
-    at = python + 1
-    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c", "-"):
-        at += 2 if command[at] in ("-W", "-X") else 1
-    if at >= len(command) or command[at] in ("-c", "-"):
-        raise InvalidArgumentError(f"--as-dgl takes a command 'python SCRIPT ...' (got {shlex.join(command)!r})")
-    return [*command[:at], "-m", "mpigraph", "run", "--as-dgl", *command[at:]]
 
 
 class _Job(NamedTuple):
