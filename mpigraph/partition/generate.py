@@ -16,7 +16,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +29,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
 from mpigraph.partition.output_folder import UNFINISHED, Form, new_npy_files, refusal
 from mpigraph.partition.random_edges import draw_rows
-from mpigraph.storage.files import read_text, storage_errors
+from mpigraph.storage.files import storage_errors
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
 _META = "meta.json"
@@ -140,8 +139,10 @@ def write_graph(
     out = Path(directory)
     about = json.dumps({**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}, indent=2) + "\n"
     with exchange.together(f"looking into {out}"):
-        if exchange.rank == 0 and not overwrite:
-            _check_vacant(out, about)
+        there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
+        is_own = _META in there and (out / _META).read_bytes() == about.encode()
+        if exchange.rank == 0 and there and not is_own and not overwrite:
+            raise refusal(f"{out} holds another graph, whose {there[0]}")
     with new_npy_files(exchange, out, _forms(recipe)) as (folder, files):
         with exchange.together(f"writing to {out}"), storage_errors(out):
             for name, first, rows in _rows(recipe, exchange, progress):
@@ -152,19 +153,6 @@ def write_graph(
         for left in out.glob(f"{UNFINISHED}*"):  # of runs that were killed
             shutil.rmtree(left, ignore_errors=True)
     return out
-
-
-def _check_vacant(out: Path, about: str) -> None:
-    """Raise InvalidArgumentError if a directory holds another graph than the one that ``about`` describes.
-
-    Files that a killed run has left are no other graph.
-    """
-    there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
-    is_own = not there
-    with suppress(OSError, ValueError):
-        is_own = is_own or (read_text(out / _META) == about if _META in there else any(out.glob(f"{UNFINISHED}*")))
-    if not is_own:
-        raise refusal(f"{out} holds another graph, whose {there[0]}")
 
 
 def _forms(recipe: Recipe) -> dict[str, Form]:

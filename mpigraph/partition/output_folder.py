@@ -74,17 +74,13 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 
 
 def check_links(folder: Path) -> None:
-    """Check that no link leads a part out of its graph's folder, where no job would read it, or to another part.
+    """Check that no part is a link: to a place where no job would read it, to another graph's parts, to another part.
 
     Raises InvalidArgumentError, which names the link.
     """
-    whole = folder.resolve()
     for part, _ in _parts(folder) if folder.is_dir() else ():
-        there = part.resolve()
-        if not there.is_relative_to(whole):
-            raise InvalidArgumentError(f"{part}: a link leads out of the folder of the graph")
-        if there.name != part.name and there.parent == whole and _PART.fullmatch(there.name):
-            raise InvalidArgumentError(f"{part}: a link leads to {there.name}, which another part overwrites")
+        if part.is_symlink():
+            raise InvalidArgumentError(f"{part}: a link to {part.resolve()}, where a graph would be written over")
 
 
 def sole_writer(folder: Path) -> NewFile:
@@ -186,17 +182,8 @@ class Leftovers(NamedTuple):
 
     def are_of_finished_run(self) -> bool:
         """Return whether the graph's last run has ended: a configuration stands, and no assignment is left."""
-        return self._has_configuration() and not self._has_assignment()
-
-    def is_any(self) -> bool:
-        """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
-        return self._has_assignment() or (any(_shards(self.folder)) and not self._has_configuration())
-
-    def _has_configuration(self) -> bool:
-        return (self.folder / f"{self.graph_name}.json").exists()
-
-    def _has_assignment(self) -> bool:
-        return any(not path.name.endswith(".tmp") for path in self._files())
+        left = any(not path.name.endswith(".tmp") for path in self._files())
+        return (self.folder / f"{self.graph_name}.json").exists() and not left
 
     def _files(self) -> list[Path]:
         return [path for path, name in _files_left(self.folder) if name == self.graph_name]

@@ -247,7 +247,7 @@ def test_a_link_out_of_the_folder_is_an_error(
         (to / "part1").symlink_to(Path(oracle(2)).parent / "part1")
     comm.Barrier()
     status, _, err = run_stage(oracle(2), to, overwrite=True)
-    assert status == 2 and err.count("error: ") == 1 and f"{to}/part1: a link leads out of the folder" in err
+    assert status == 2 and err.count("error: ") == 1 and f"{to}/part1: a link to " in err
 
 
 @pytest.mark.slow

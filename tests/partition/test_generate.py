@@ -166,7 +166,7 @@ def test_what_is_there_stays_until_all_is_written(tmp_path, monkeypatch):
 
 
 def test_another_graph_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
-    """Before anything is written; the same graph, and what a killed run has left of it, are written again."""
+    """Before anything is written; the same graph is written again."""
     one = Recipe(num_nodes=100, num_edges=200, feat_dim=2, num_classes=2)
     other = replace(one, seed=1)
     exchange = MPIExchange(comm)
@@ -186,10 +186,6 @@ def test_another_graph_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
             if comm.rank == 0:
                 (out / "meta.json").unlink(missing_ok=True)
             comm.Barrier()
-        if comm.rank == 0:
-            (out / ".generating-000000000000").mkdir()  # a run was killed while it gave the files their names
-        comm.Barrier()
-        write_graph(one, out, exchange=exchange)
         write_graph(other, out, exchange=exchange, overwrite=True)
         comm.Barrier()
         assert (out / "feat.npy").read_bytes() != before

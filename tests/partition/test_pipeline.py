@@ -141,12 +141,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, m
     check_writable(tmp_path / "new" / "parts")
     assert not (tmp_path / "new").exists()
     (tmp_path / "part1").symlink_to("/")
-    with pytest.raises(InvalidArgumentError, match="part1: a link leads out of the folder"):
-        check_writable(tmp_path)
-    (tmp_path / "part1").unlink()
-    (tmp_path / "part0").mkdir()
-    (tmp_path / "part1").symlink_to("part0")
-    with pytest.raises(InvalidArgumentError, match="part1: a link leads to part0"):
+    with pytest.raises(InvalidArgumentError, match="part1: a link to /, where a graph would be written over"):
         check_writable(tmp_path)
 
 

@@ -20,8 +20,6 @@ from mpigraph.partition.spill import MatrixSpill, Scratch
 from mpigraph.storage.format import index_dtype
 
 _CHUNK = 1 << 20
-FEW_RANKS = 16
-"""On more ranks, each meets a small part of the nodes: their positions lie in a hash table then."""
 
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
@@ -118,56 +116,32 @@ class Mirror:
 class NodeTable:
     """Positions of nodes by key: the own ones (int[n], ascending) first, then others as they are met.
 
-    Keys are below ``num_keys``. One rank alone has no other nodes.
+    One rank alone has no other nodes, and needs no hash table.
+
+    Attributes:
+        keys: int[k], the keys by position.
     """
 
     def __init__(self, own_keys: Array, num_keys: int, ranks: int) -> None:
-        self._alone = ranks == 1
-        self._count = len(own_keys)
+        """Begin with the own nodes; keys are below ``num_keys``."""
+        self.keys: Array = own_keys.astype(index_dtype(num_keys))
         self._ids: LocalIds | None = None
-        self._position: I32 | None = None
-        if ranks == 1:
-            self._listed = own_keys.astype(index_dtype(num_keys))
-        elif ranks <= FEW_RANKS:
-            self._listed = np.empty(num_keys, index_dtype(num_keys))  # pages beyond the last position are never touched
-            self._listed[: self._count] = own_keys
-            self._position = np.full(num_keys, -1, np.int32)
-            self._position[own_keys] = np.arange(self._count, dtype=np.int32)
-        else:
+        if ranks > 1:
             self._ids = LocalIds(max(num_keys, 1))
             self._ids.reset(own_keys.astype(np.int64))
-            self._listed = self._ids.ids
-
-    @property
-    def keys(self) -> Array:
-        """int[k], the keys by position."""
-        return self._listed[: self._count]
+            self.keys = self._ids.ids
 
     def positions(self, keys: Array) -> I32:
         """Return int32[n], the positions of keys, adding those that are new."""
-        if self._alone:
-            return np.searchsorted(self._listed, keys.astype(self._listed.dtype, copy=False)).astype(np.int32)
-        if self._position is None:
-            assert self._ids is not None, "closed"
-            positions = self._ids.insert(keys)
-            self._listed = self._ids.ids
-            self._count = len(self._listed)
-            return positions
-        positions = self._position.take(keys)
-        new = np.flatnonzero(positions < 0)
-        if len(new):
-            met = np.unique(keys[new])
-            end = self._count + len(met)
-            self._listed[self._count : end] = met
-            self._position[met] = np.arange(self._count, end, dtype=np.int32)
-            self._count = end
-            positions[new] = self._position.take(keys[new])
+        if self._ids is None:
+            return np.searchsorted(self.keys, keys.astype(self.keys.dtype, copy=False)).astype(np.int32)
+        positions = self._ids.insert(keys)
+        self.keys = self._ids.ids
         return positions
 
     def close(self) -> None:
         """Keep only the keys: no more positions are looked up."""
         self._ids = None
-        self._position = None
 
 
 @dataclass(frozen=True, eq=False)
