@@ -66,7 +66,7 @@ def slurm_nodes(hosts: Sequence[Host]) -> int:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Read the machines of a job; ``#`` begins a comment. Ports are checked, but MPI chooses its own.
+    """Read the machines of a job; ``#`` begins a comment. MPI chooses its own ports.
 
     Raises InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
     """
@@ -86,8 +86,6 @@ def read_hosts(path: Path) -> list[Host]:
         key = words[0].lower()
         if not _HOST.fullmatch(key):
             raise InvalidArgumentError(f"{where}: neither an address nor a host name: {words[0]!r}")
-        if len(words) == 2 and not (re.fullmatch("[0-9]{1,5}", words[1]) and 1 <= int(words[1]) <= 65535):
-            raise InvalidArgumentError(f"{where}: a port is a number from 1 to 65535 (got {words[1]!r})")
         if key in hosts:
             raise InvalidArgumentError(f"{where}: {words[0]} is already on {hosts[key].where}")
         hosts[key] = Host(words[0], where)
@@ -108,7 +106,7 @@ def launch(options: Launch) -> int:
         raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
     if operators := sorted(_OF_SHELLS & {*command}):
         raise InvalidArgumentError(f"{operators[0]!r} needs a shell: write \"sh -c '...'\" (got {options.job!r})")
-    family, program = _find_launcher(options.launcher, options.mpiexec)
+    family, program = _find_launcher(options.mpiexec)
     if options.ip_config is None and family != "srun":
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
     flags = _words("--launcher_flags", options.launcher_flags)
@@ -208,11 +206,9 @@ def _env(variables: Mapping[str, str]) -> list[str]:
     return ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
 
 
-def _find_launcher(launcher: str, mpiexec: str) -> tuple[str, str]:
+def _find_launcher(mpiexec: str) -> tuple[str, str]:
     """Return the family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the launcher to use."""
-    if launcher == "srun" or (launcher == "auto" and slurm_allocation() and not mpiexec):
-        if slurm_allocation() is None:
-            raise InvalidArgumentError("--launcher srun works in a Slurm allocation (SLURM_JOB_ID is not set)")
+    if slurm_allocation() and not mpiexec:
         srun = shutil.which("srun")
         if srun is None:
             raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
@@ -223,8 +219,6 @@ def _find_launcher(launcher: str, mpiexec: str) -> tuple[str, str]:
     if family is None:
         line = version.strip().splitlines()[0] if version.strip() else "nothing"
         raise InvalidArgumentError(f"{program} is of an unknown MPI library (--version says {line!r})")
-    if launcher not in ("auto", family):
-        raise InvalidArgumentError(f"--launcher {launcher}, but {program} is {family}'s: name another by --mpiexec")
     if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
         family = "openmpi4" if re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version) else "openmpi5"
     return family, program

@@ -27,11 +27,10 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import NewFile, check_space, nearest_folder, open_regular, storage_errors, temporary_name
+from mpigraph.storage.files import NewFile, check_space, nearest_folder, read_text, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
-_HEAD_BYTES = 4096  # of a configuration, which begins with its format
 _PART = re.compile(r"part([0-9]+)")
 _WORD = 16  # digits of the hash in the name
 _LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.assignment(\.tmp)?")
@@ -210,12 +209,10 @@ def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
     """Return the partition configurations in a folder, of any version of the format, and their contents."""
     configs = {}
     for path in sorted(folder.glob("*.json")):
-        with suppress(OSError, ValueError, RecursionError), open(open_regular(path), "rb") as file:
-            head = file.read(_HEAD_BYTES)
-            if CONFIG_FORMAT.encode() in head:
-                content = json.loads(head + file.read())
-                if isinstance(content, dict) and content.get("format") == CONFIG_FORMAT:
-                    configs[path] = content
+        with suppress(OSError, ValueError, RecursionError):
+            content = json.loads(read_text(path))
+            if isinstance(content, dict) and content.get("format") == CONFIG_FORMAT:
+                configs[path] = content
     return configs
 
 

@@ -40,7 +40,13 @@ from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, 
 from mpigraph.partition.loops import asymmetry_of_edges
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
-from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
+from mpigraph.partition.source import (
+    GraphSource,
+    edge_chunks,
+    ends_among_nodes,
+    feature_infos,
+    narrowed_source,
+)
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
 from mpigraph.storage.files import check_space, storage_errors
@@ -221,16 +227,14 @@ class _Run:
         done = 0
         skew = 0
         with exchange.together("checking the edges"):
-            bases = source.node_bases[source.schema.all_ends]
-            kinds = np.arange(1, len(bases) + 1, dtype=np.uint64)
-            for first, src, dst in edge_chunks(source, None, exchange.rank, exchange.size):
+            kinds = np.arange(1, len(source.edges) + 1, dtype=np.uint64)
+            for chunk in edge_chunks(source, None, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
-                source.check_edges(first, src, dst)
-                digest.add_pairs(kinds, source.first_edges, first, src, dst)
-                of_edges = source.of_edges(bases, first, len(src))
-                skew = (skew + int(asymmetry_of_edges(src + of_edges[:, 0], dst + of_edges[:, 1]))) % 2**64
-                done = min(done + len(src) * exchange.size, total)
-            source.check_nodes(exchange.rank, exchange.size)
+                source.check_edges(chunk)
+                digest.add_pairs(kinds, source.first_edges, chunk.first, chunk.src, chunk.dst)
+                skew = (skew + int(asymmetry_of_edges(*ends_among_nodes(source, chunk)))) % 2**64
+                done = min(done + len(chunk.src) * exchange.size, total)
+            source.check_values(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
         self.both_ways = sum(exchange.gather_json(skew)) % 2**64 == 0
         schema = source.schema

@@ -92,7 +92,7 @@ def test_a_log_gets_a_line_at_the_end_of_each_stage(capsys):
         report("check edges", 1, 1)
     lines = capsys.readouterr().err
     assert re.fullmatch(
-        r"write topology         100% 4/4 \[\d\d:\d\d<00:00, .*/s\]\ncheck edges            done in \d+\.\d s\n", lines
+        r"write topology         100%\|\S+\| 4/4 \[\d\d:\d\d<00:00, .*/s\]\ncheck edges            done in \d+\.\d s\n", lines
     ), lines
 
 
@@ -116,4 +116,4 @@ def test_generating_and_partitioning_tell_each_stage_once(tmp_path, capsys):
 
 def stages(capsys):
     lines = capsys.readouterr().err.splitlines()
-    return [line[:22].strip() for line in lines if re.search(r" 100% | done in ", line)]
+    return [line[:22].strip() for line in lines if re.search(r" 100%\|| done in ", line)]

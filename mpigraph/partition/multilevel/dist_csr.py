@@ -15,7 +15,7 @@ from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.loops import distinct_in_rows
 from mpigraph.partition.multilevel.loops import Graph, Rows
-from mpigraph.partition.source import all_edges_among_nodes
+from mpigraph.partition.source import edge_chunks, ends_among_nodes
 from mpigraph.partition.spill import MatrixSpill, Scratch
 from mpigraph.storage.format import index_dtype
 
@@ -99,10 +99,7 @@ class Mirror:
         told = [_joined(chunks) for chunks in self._told]
         followed = [_joined(chunks) for chunks in self._followed]
         if changed is None:
-            counts = np.array(list(map(len, told)), np.int64)
-            rows_of = (values.take(np.concatenate(told), axis=0) for values in columns)
-            news, _ = self.exchange.all_to_all(np.column_stack([*rows_of]), counts)
-            return np.concatenate(followed), news
+            changed = np.ones(self.num_own, np.bool_)
         leaving = [_changed_rows(nodes, changed, columns) for nodes in told]
         counts = np.array(list(map(len, leaving)), np.int64)
         arrived, coming = self.exchange.all_to_all(_joined(leaving), counts)
@@ -212,7 +209,8 @@ def finest_level(task: Task) -> Level:
     dtype = index_dtype(total)
     arrived = MatrixSpill(scratch, last - first, 2, dtype)
     done, num_edges = 0, max(sum(task.source.edge_counts), 1)
-    for src, dst in all_edges_among_nodes(task.source, exchange.rank, exchange.size):
+    for chunk in edge_chunks(task.source, None, exchange.rank, exchange.size):
+        src, dst = ends_among_nodes(task.source, chunk)
         task.report(min(done / num_edges, 1.0))
         done += len(src) * exchange.size
         ends = np.stack([src, dst], axis=1).astype(dtype)[src != dst]
