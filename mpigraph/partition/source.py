@@ -98,15 +98,11 @@ class GraphSource:
     has_reverse: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.num_nodes) != len(self.schema.ntypes):
-            raise GraphDataError(f"{len(self.schema.ntypes)} node types but {len(self.num_nodes)} node counts")
         for ntype, count in zip(self.schema.ntypes, self.num_nodes, strict=True):
             if count < 0:
                 raise GraphDataError(f"node type {ntype!r} has {count} nodes")
         if sum(self.num_nodes) >= 2**63:
             raise GraphDataError(f"{sum(self.num_nodes)} nodes are more than int64 can count")
-        if len(self.edges) != len(self.schema.relations):
-            raise GraphDataError(f"{len(self.schema.relations)} relations but {len(self.edges)} edge lists")
         for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):
             if src.ndim != 1 or src.shape != dst.shape or src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 got = f"{src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)}"

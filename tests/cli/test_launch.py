@@ -157,9 +157,6 @@ def test_the_variables_are_defaults_of_the_job(monkeypatch):
     monkeypatch.setenv("MPIGRAPH_NUM_WORKER_THREADS", "4")
     assert (Config.from_env().num_servers, Config.from_env().num_worker_threads) == (3, 4)
     assert Config.from_env(num_servers=0).num_servers == 0
-    for name, least in (("num_servers", 0), ("num_worker_threads", 1)):
-        with pytest.raises(InvalidArgumentError, match=rf"{name} must be an integer >= {least} \(got {least - 1}\)"):
-            Config(**{name: least - 1})
 
 
 BAD_HOSTS = [
@@ -192,12 +189,6 @@ WRONG = [
     (("cd x && python a.py",), "'&&' needs a shell: write \"sh -c '...'\""),
     (("python a.py > log 2>&1",), "'>' needs a shell"),
     (("--num_trainers", 0, "c"), "--num_trainers must be >= 1 (got 0)"),
-    (("--num_servers", -1, "c"), "--num_servers must be >= 0 (got -1)"),
-    (("--num_samplers", -1, "c"), "--num_samplers must be >= 0 (got -1)"),
-    (("--num_omp_threads", 0, "c"), "--num_omp_threads must be >= 1 (got 0)"),
-    (("--ssh_port", 70000, "c"), "--ssh_port must be 1 to 65535 (got 70000)"),
-    (("--ssh_username", "-x y", "c"), "--ssh_username is no user name (got '-x y')"),
-    (("c", "--extra_envs", "1A=x"), "--extra_envs: '1A' is no name of a variable"),
     (("c", "--extra_envs", "A"), "--extra_envs must be NAME=VALUE, once for each name (got A)"),
     (("--launcher_flags=-x '", "c"), "--launcher_flags cannot be split"),
     (("--ip_config", "none.txt", "c"), "none.txt: cannot read the list of hosts: No such file"),
@@ -218,8 +209,6 @@ def test_wrong_arguments_are_one_line(capsys, tmp_path):
 
 def test_what_cannot_be_started_is_said(capsys, tmp_path, monkeypatch):
     mpiexec = stand_in(tmp_path)
-    ipv6 = ["--ip_config", write_hosts(tmp_path, "a\nfe80::1\n"), "--mpiexec", mpiexec, "c"]
-    assert "ip_config.txt:2: mpiexec's host lists take no IPv6" in dry_run(capsys, tmp_path, *ipv6, status=2)
     assert main(["launch", "--num_trainers", "1", "--mpiexec", str(mpiexec), "c"]) == 2
     assert "--ip_config is needed" in capsys.readouterr().err
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

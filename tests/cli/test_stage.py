@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from damaged import flip
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
@@ -26,7 +25,6 @@ from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage import files
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader, verify
 from mpigraph.store import host_ranges
 
 
@@ -156,19 +154,6 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
     assert stage(less, [0], tmp_path) == 3
     with pytest.raises(PartitionError, match=r"part2/graph.h5: No such file .*part 2"):
         stage(less, [2], tmp_path)
-
-
-def test_a_copy_is_compared_by_checksums(config: PartConfig) -> None:
-    source = config.part_path(0, "node_feats")
-    with ShardReader(source) as shard:
-        expected = shard.fingerprint()
-        assert set(expected) == set(shard.names())
-        assert np.frombuffer(expected["_N/feat"][1], np.uint32).any()
-    verify(source, NAME, 0, original=expected)
-    with pytest.raises(ShardFormatError, match="belongs to part 0"):
-        verify(source, NAME, 1, original=expected)
-    with pytest.raises(ShardFormatError, match="not a copy"):
-        verify(config.part_path(0, "edge_feats"), NAME, 0, original=expected)
 
 
 Outcome = tuple[int, str, str]
