@@ -10,7 +10,6 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.compact import LocalIds
 from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.loops import distinct_in_rows
@@ -113,32 +112,43 @@ class Mirror:
 class NodeTable:
     """Positions of nodes by key: the own ones (int[n], ascending) first, then others as they are met.
 
-    One rank alone has no other nodes, and needs no hash table.
-
-    Attributes:
-        keys: int[k], the keys by position.
+    One rank alone has no other nodes. Several have a position for each key, below ``num_keys``: fewer bytes than a hash
+    table, since most ranks meet a good part of all nodes.
     """
 
     def __init__(self, own_keys: Array, num_keys: int, ranks: int) -> None:
-        """Begin with the own nodes; keys are below ``num_keys``."""
-        self.keys: Array = own_keys.astype(index_dtype(num_keys))
-        self._ids: LocalIds | None = None
+        self._count = len(own_keys)
+        self._listed = own_keys.astype(index_dtype(num_keys))
+        self._position: I32 | None = None
         if ranks > 1:
-            self._ids = LocalIds(max(num_keys, 1))
-            self._ids.reset(own_keys.astype(np.int64))
-            self.keys = self._ids.ids
+            self._listed = np.empty(num_keys, index_dtype(num_keys))  # pages beyond the last position are never touched
+            self._listed[: self._count] = own_keys
+            self._position = np.full(num_keys, -1, np.int32)
+            self._position[own_keys] = np.arange(self._count, dtype=np.int32)
+
+    @property
+    def keys(self) -> Array:
+        """int[k], the keys by position."""
+        return self._listed[: self._count]
 
     def positions(self, keys: Array) -> I32:
         """Return int32[n], the positions of keys, adding those that are new."""
-        if self._ids is None:
-            return np.searchsorted(self.keys, keys.astype(self.keys.dtype, copy=False)).astype(np.int32)
-        positions = self._ids.insert(keys)
-        self.keys = self._ids.ids
+        if self._position is None:
+            return np.searchsorted(self._listed, keys.astype(self._listed.dtype, copy=False)).astype(np.int32)
+        positions = self._position.take(keys)
+        new = np.flatnonzero(positions < 0)
+        if len(new):
+            met = np.unique(keys[new])
+            end = self._count + len(met)
+            self._listed[self._count : end] = met
+            self._position[met] = np.arange(self._count, end, dtype=np.int32)
+            self._count = end
+            positions[new] = self._position.take(keys[new])
         return positions
 
     def close(self) -> None:
         """Keep only the keys: no more positions are looked up."""
-        self._ids = None
+        self._position = None
 
 
 @dataclass(frozen=True, eq=False)
