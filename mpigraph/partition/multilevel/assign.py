@@ -90,7 +90,7 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
     edges = -(-work.num_edges // ranks)  # counted as stored both ways
     ghosts = min(work.num_nodes - nodes, edges)
     clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else ROUND_BYTES)
-    clustering += 4 * (work.num_nodes - nodes - ghosts)  # no positions of those
+    clustering += 4 * (work.num_nodes - nodes - ghosts)  # the table of positions has a place for those, too
     coarsest = 22 * nodes + 2 * ghosts + 18 * work.num_nodes + 126 * min(3 * work.num_edges // 4, _MAX_EDGES)  # METIS
     if not mapping:  # 4 of the finest level, which waits in a file beyond 64 MiB, and 6 of the next one
         clustering += 10 * edges
