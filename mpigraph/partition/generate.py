@@ -78,9 +78,10 @@ class Recipe:
         if self.num_edges > most:
             limit = f"{most}, half of all pairs of {self.num_nodes} nodes"
             raise InvalidArgumentError(f"num_edges must be <= {limit} (got {self.num_edges})")
-        for name, limit in (("homophily", 1), ("block_share", 1), ("train_fraction", 1 - _VAL_FRACTION)):
+        fractions = {"homophily": 1.0, "block_share": 1.0, "train_fraction": 1 - _VAL_FRACTION}
+        for name, limit in fractions.items():
             if not 0 <= getattr(self, name) <= limit:
-                raise InvalidArgumentError(f"{name} must lie in 0 to {limit} (got {getattr(self, name)})")
+                raise InvalidArgumentError(f"{name} must lie in 0 to {limit:g} (got {getattr(self, name)})")
 
     @property
     def num_pairs(self) -> int:

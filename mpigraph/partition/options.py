@@ -67,7 +67,7 @@ def check_same(
         GraphDataError: rows cannot be read; on every rank.
     """
     schema = source.schema
-    arrays = [("assignment", assignment)] if assignment is not None else []
+    arrays: list[tuple[str, RowArray]] = [("assignment", assignment)] if assignment is not None else []
     arrays += [(f"balance classes of {ntype!r}", np.asarray(of)) for ntype, of in sorted((classes or {}).items())]
     for relation, (src, dst) in zip(schema.relations, source.edges, strict=True):
         arrays += [(f"sources of {relation}", src), (f"destinations of {relation}", dst)]
