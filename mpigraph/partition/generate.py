@@ -79,9 +79,9 @@ class Recipe:
             limit = f"{most}, half of all pairs of {self.num_nodes} nodes"
             raise InvalidArgumentError(f"num_edges must be <= {limit} (got {self.num_edges})")
         fractions = {"homophily": 1.0, "block_share": 1.0, "train_fraction": 1 - _VAL_FRACTION}
-        for name, limit in fractions.items():
-            if not 0 <= getattr(self, name) <= limit:
-                raise InvalidArgumentError(f"{name} must lie in 0 to {limit:g} (got {getattr(self, name)})")
+        for name, highest in fractions.items():
+            if not 0 <= getattr(self, name) <= highest:
+                raise InvalidArgumentError(f"{name} must lie in 0 to {highest:g} (got {getattr(self, name)})")
 
     @property
     def num_pairs(self) -> int:
