@@ -40,10 +40,9 @@ def check_options(
     check_integer("num_parts", num_parts, 1, 2**31 - 1)
     if part_method not in PART_METHODS:
         raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
-    if objtype not in ("cut", "vol"):
-        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
-    if objtype not in METHODS[part_method].objectives:
-        raise InvalidArgumentError(f"part_method {part_method!r} minimises the cut (got objtype {objtype!r})")
+    known = METHODS[part_method].objectives
+    if objtype not in known:
+        raise InvalidArgumentError(f"objtype of {part_method!r} must be one of {list(known)} (got {objtype!r})")
     check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 

@@ -258,16 +258,12 @@ class NpyFile:
             rest = rest[written:]
             place += written
 
-    def close(self) -> None:
-        """Close the file, or raise OSError; a second call does nothing."""
-        self._file.close()
-
     def __enter__(self) -> "NpyFile":
         self._file = FileIO(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._file.close()
 
 
 @contextmanager
@@ -302,8 +298,7 @@ def new_npy_files(
                     stack.enter_context(file)
             yield folder, files
             with exchange.together(f"writing to {directory}"), storage_errors(directory):
-                for file in files.values():
-                    file.close()
+                stack.close()
         with exchange.together(f"writing to {directory}"), storage_errors(directory):
             if exchange.rank == 0:
                 # files that describe the others are removed first and moved last: they exist only with all others

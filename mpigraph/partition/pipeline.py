@@ -40,13 +40,7 @@ from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, 
 from mpigraph.partition.loops import asymmetry_of_edges
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
-from mpigraph.partition.source import (
-    GraphSource,
-    edge_chunks,
-    ends_among_nodes,
-    feature_infos,
-    narrowed_source,
-)
+from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
 from mpigraph.storage.files import check_space, storage_errors

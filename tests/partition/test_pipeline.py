@@ -233,7 +233,7 @@ def test_bad_input_is_named(tmp_path):
         partition_source(good, "g", 0, tmp_path)
     with pytest.raises(InvalidArgumentError, match="objtype"):
         partition_source(good, "g", 2, tmp_path, objtype="both")
-    with pytest.raises(InvalidArgumentError, match=r"'multilevel' minimises the cut \(got objtype 'vol'\)"):
+    with pytest.raises(InvalidArgumentError, match=r"objtype of 'multilevel' must be one of \['cut'\] \(got 'vol'\)"):
         partition_source(good, "g", 2, tmp_path, "multilevel", objtype="vol")
     with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
         GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})

@@ -44,8 +44,8 @@ class Mirror:
         self.bounds = bounds
         self._own_keys = own_keys
         self._are_all = len(own_keys) == int(bounds[exchange.rank + 1] - bounds[exchange.rank])  # as on the first level
-        self._told: list[list[Array]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
-        self._followed: list[list[Array]] = [[] for _ in range(exchange.size)]  # positions of followed nodes
+        self._told: list[Array] = [np.empty(0, np.int32)] * exchange.size  # own nodes that each rank follows
+        self._followed = list(self._told)  # positions of followed nodes, by their owners
 
     @property
     def num_own(self) -> int:
@@ -55,8 +55,8 @@ class Mirror:
     def copy(self) -> "Mirror":
         """Return a mirror of the same nodes that can follow more."""
         other = Mirror(self.exchange, self.bounds, self._own_keys)
-        other._told = [list(chunks) for chunks in self._told]
-        other._followed = [list(chunks) for chunks in self._followed]
+        other._told = list(self._told)
+        other._followed = list(self._followed)
         return other
 
     def owners(self, keys: Array) -> I64:
@@ -80,10 +80,10 @@ class Mirror:
         route = Route(self.exchange, self.owners(keys))
         asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
         for told, begin, end in _runs(route.coming):
-            self._told[told].append(asked[begin:end])
+            self._told[told] = np.append(self._told[told], asked[begin:end])
         ordered = positions[route.order]
         for owner, begin, end in _runs(route.counts):
-            self._followed[owner].append(ordered[begin:end])
+            self._followed[owner] = np.append(self._followed[owner], ordered[begin:end])
         return route.back(values.take(asked, axis=0))
 
     @collective("ranks")
@@ -95,17 +95,15 @@ class Mirror:
         """
         if self.exchange.size == 1:
             return np.empty(0, np.int32), np.column_stack([column[:0] for column in columns])
-        told = [_joined(chunks) for chunks in self._told]
-        followed = [_joined(chunks) for chunks in self._followed]
         if changed is None:
             changed = np.ones(self.num_own, np.bool_)
-        leaving = [_changed_rows(nodes, changed, columns) for nodes in told]
+        leaving = [_changed_rows(nodes, changed, columns) for nodes in self._told]
         counts = np.array(list(map(len, leaving)), np.int64)
-        arrived, coming = self.exchange.all_to_all(_joined(leaving), counts)
+        arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
         del leaving
         positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
-            positions[begin:end] = followed[owner][arrived[begin:end, 0]]
+            positions[begin:end] = self._followed[owner][arrived[begin:end, 0]]
         return positions, arrived[:, 1:]
 
 
@@ -248,9 +246,9 @@ def finest_level(task: Task) -> Level:
 
 def _changed_rows(nodes: Array, changed: Mask, columns: tuple[Array, ...]) -> Array:
     """Return int[k, 1 + columns]: numbers of those of the nodes that have changed, and their values."""
-    starts = range(0, len(nodes), _CHUNK)  # since numpy makes int64 of what it indexes by
+    starts = range(0, max(len(nodes), 1), _CHUNK)  # since numpy makes int64 of what it indexes by
     chunks = [first + np.flatnonzero(changed[nodes[first : first + _CHUNK]]).astype(np.int32) for first in starts]
-    chosen = _joined(chunks)
+    chosen = np.concatenate(chunks)
     return np.column_stack([chosen, *(values.take(nodes[chosen], axis=0) for values in columns)])
 
 
@@ -260,10 +258,3 @@ def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
     for rank, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
         if count:
             yield rank, end - count, end
-
-
-def _joined(chunks: list[Array]) -> Array:
-    """Return the concatenation of chunks, which replaces them."""
-    if len(chunks) != 1:
-        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int32)]
-    return chunks[0]
