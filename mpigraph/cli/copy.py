@@ -108,10 +108,4 @@ def _commands(plan: _Plan, sites: list[_Site]) -> Iterator[tuple[str, list[str]]
         if plan.scripts is not None:
             copies.insert(-1, (plan.workspace, [plan.scripts]))
         for directory, sources in copies:
-            missing = [source for source in sources if not (site.is_here and _is_there(source, directory))]
-            if missing:
-                yield site.name, site.send(missing, directory)
-
-
-def _is_there(source: str, directory: str) -> bool:
-    return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))
+            yield site.name, site.send(sources, directory)

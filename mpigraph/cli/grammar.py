@@ -68,7 +68,6 @@ class Generate:
     block_share: float = option("fraction of those inside a block (%(default)s)", default=0.5)
     block_size: int = option("nodes of a block (0: by the mean degree)", default=0)
     train_fraction: float = option("fraction of training nodes (%(default)s)", default=0.1)
-    signal: float = option("strength of the features (%(default)s)", default=2.0)
     seed: int = option("equal seeds give equal graphs (%(default)s)", default=0)
     overwrite: bool = _overwrite()
 
@@ -241,10 +240,8 @@ class Launch(HostOptions):
     server_name: str | None = of_dgl("accepted for DGL's sake", "NAME")
     keep_alive: bool = of_dgl("accepted for DGL's sake: servers end with their job", default=False)
     graph_format: str = of_dgl("accepted for DGL's sake: shards serve every use", "FORMAT", "csc")
-    launcher: str = option("(%(default)s)", default="auto", choices=("auto", "srun", "hydra", "intel", "openmpi"))
-    mpiexec: str = option("default: the one beside this Python, else on PATH", "PROGRAM", "")
+    mpiexec: str = option("default: srun in Slurm, else the mpiexec beside this Python, else on PATH", "PROGRAM", "")
     launcher_flags: str = of_dgl("for srun or mpiexec, such as =--mpi=pmi2", "=FLAGS", "")
-    as_dgl: bool = option("'import dgl' of the script gives mpigraph, as python -m mpigraph run", default=False)
     dry_run: bool = option("print the command and do not run it", default=False)
 
 

@@ -1,6 +1,5 @@
 """``python -m mpigraph info``: describe a partitioned graph and the load of its parts; ``verify``: check its files."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,10 +95,7 @@ def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
     for t, ntype in enumerate(schema.ntypes):
         balance[f"nodes {ntype}" if len(schema.ntypes) > 1 else "nodes"] = _balance(np.diff(book.node_offsets[t]))
     balance["edges"] = _balance(np.diff(book.edge_table).sum(axis=0))
-    reported = config.report.get("balance")
-    for name, value in reported.items() if isinstance(reported, dict) else ():
-        if isinstance(value, float) and math.isfinite(value):
-            balance.setdefault(name, value)
+    balance = config.report.get("balance", {}) | balance  # of classes of nodes, which the parts do not tell
     fraction = round(cut_edges / max(num_edges, 1), 4)
     return {"edges_cut": cut_edges, "edge_cut_fraction": fraction, "balance": balance}
 

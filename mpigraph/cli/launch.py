@@ -3,9 +3,9 @@
 It turns DGL's arguments into one ``srun`` or ``mpiexec`` command and *becomes* that command (``exec``): signals reach
 the launcher directly, and its exit status is this command's.
 
-A command is a list of arguments; no shell reads it. ``env`` sets the job's variables in front of the user's command for
-every launcher alike, because launchers pass on arguments as they are, while their flags for variables change some
-values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
+A command is a list of arguments; no shell reads it, and signals reach the script. ``env`` sets the job's variables in
+front of the user's command for every launcher alike, because launchers pass on arguments as they are, while their flags
+for variables change some values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
 
 ``ip_config.txt``, DGL's list of machines, has one ``ADDRESS [PORT]`` on each line. Only addresses and host names pass:
 they end up in host lists, where a comma or a colon has a meaning, and beside options, where a leading dash has one.
@@ -29,9 +29,7 @@ from mpigraph.errors import InvalidArgumentError
 
 _VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
 _VERSION_TIMEOUT = 20  # seconds
-_PYTHON = re.compile(r"python[0-9.]*")
-_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
-_SMALLEST = {"num_trainers": 1, "num_servers": 0, "num_samplers": 0, "num_omp_threads": 1, "num_server_threads": 1}
+_OF_SHELLS = {"&&", "||", "&", ";", "|", ">", ">>", "<", ":"}  # of these ":" begins a launcher's second program
 _HOST = re.compile(r"[a-z0-9_:][a-z0-9_.:%-]*")
 
 
@@ -43,12 +41,8 @@ class Host(NamedTuple):
 
 
 def ssh_options(options: HostOptions) -> list[str]:
-    """Return the arguments of ssh for the two options; raise InvalidArgumentError if they are malformed."""
+    """Return the arguments of ssh for the two options."""
     port, user = options.ssh_port, options.ssh_username
-    if port is not None and not 1 <= port <= 65535:
-        raise InvalidArgumentError(f"--ssh_port must be 1 to 65535 (got {port})")
-    if user and not re.fullmatch(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]*", user):
-        raise InvalidArgumentError(f"--ssh_username is no user name (got {user!r})")
     return [*(["-p", str(port)] if port is not None else []), *(["-l", user] if user else [])]
 
 
@@ -67,7 +61,7 @@ def slurm_nodes(hosts: Sequence[Host]) -> int:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Read the machines of a job; ``#`` begins a comment. Ports are checked, but MPI chooses its own.
+    """Read the machines of a job; ``#`` begins a comment. MPI chooses its own ports.
 
     Raises InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
     """
@@ -87,8 +81,6 @@ def read_hosts(path: Path) -> list[Host]:
         key = words[0].lower()
         if not _HOST.fullmatch(key):
             raise InvalidArgumentError(f"{where}: neither an address nor a host name: {words[0]!r}")
-        if len(words) == 2 and not (re.fullmatch("[0-9]{1,5}", words[1]) and 1 <= int(words[1]) <= 65535):
-            raise InvalidArgumentError(f"{where}: a port is a number from 1 to 65535 (got {words[1]!r})")
         if key in hosts:
             raise InvalidArgumentError(f"{where}: {words[0]} is already on {hosts[key].where}")
         hosts[key] = Host(words[0], where)
@@ -99,16 +91,18 @@ def read_hosts(path: Path) -> list[Host]:
 
 def launch(options: Launch) -> int:
     """Become the launcher's command, or print it; return the exit status."""
-    for name, smallest in _SMALLEST.items():
-        value = getattr(options, name)
-        if value is not None and value < smallest:
-            raise InvalidArgumentError(f"--{name} must be >= {smallest} (got {value})")
+    if options.num_trainers < 1:
+        raise InvalidArgumentError(f"--num_trainers must be >= 1 (got {options.num_trainers})")
     workspace = os.path.abspath(options.workspace)
-    command = _command(options)
-    family, program = _find_launcher(options.launcher, options.mpiexec)
+    command = _words("the command", options.job or "")
+    if not command:
+        raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
+    if operators := sorted(_OF_SHELLS & {*command}):
+        raise InvalidArgumentError(f"{operators[0]!r} needs a shell: write \"sh -c '...'\" (got {options.job!r})")
+    family, program = _find_launcher(options.mpiexec)
     if options.ip_config is None and family != "srun":
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-    flags = _words(options.launcher_flags, "--launcher_flags")
+    flags = _words("--launcher_flags", options.launcher_flags)
     job = _Job(
         ranks=options.num_trainers + options.num_servers,
         hosts=read_hosts(Path(workspace, options.ip_config)) if options.ip_config is not None else [],
@@ -127,26 +121,6 @@ def launch(options: Launch) -> int:
     return 0
 
 
-def _command(options: Launch) -> list[str]:
-    text = options.job
-    if not text:
-        raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
-    unquoted = _QUOTED.sub(lambda word: re.sub("[^$`]", "", word[0]) if word[0].startswith('"') else "", text)
-    operator = re.search(r"&&|\|\||[;&|<>()`$]", unquoted)  # DGL's launch.py leaves these to a shell
-    if operator:
-        raise InvalidArgumentError(
-            f"the command has {operator[0]!r}, which needs a shell: quote it by '...' if it is part of an argument, "
-            f"else write \"sh -c '...'\" (got {text!r})"
-        )
-    words = _words(text, "the command")
-    if not words:
-        raise InvalidArgumentError("the command is empty")
-    if ":" in words:
-        why = "which every launcher takes for the beginning of a second program"
-        raise InvalidArgumentError(f"the command has ':' as an argument of its own, {why}: quote it with other text")
-    return _as_dgl(words) if options.as_dgl else words
-
-
 def _variables(options: Launch, workspace: str) -> dict[str, str]:
     """Return the arguments as environment variables of every rank; the user's own variables win."""
     variables = {
@@ -157,30 +131,15 @@ def _variables(options: Launch, workspace: str) -> dict[str, str]:
         variables["MPIGRAPH_PART_CONFIG"] = os.path.join(workspace, options.part_config)
     if options.num_omp_threads is not None:
         variables["OMP_NUM_THREADS"] = str(options.num_omp_threads)
-    own = pairs("--extra_envs", "NAME=VALUE", options.extra_envs)
-    for name in own:
-        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InvalidArgumentError(f"--extra_envs: {name!r} is no name of a variable")
-    return variables | own
+    return variables | pairs("--extra_envs", "NAME=VALUE", options.extra_envs)
 
 
-def _words(text: str, what: str) -> list[str]:
+def _words(what: str, text: str) -> list[str]:
     """Split text into words as a shell does, without one."""
     try:
         return shlex.split(text)
     except ValueError as error:
         raise InvalidArgumentError(f"{what} cannot be split into words: {error} (got {text!r})") from error
-
-
-def _as_dgl(command: list[str]) -> list[str]:
-    """Insert ``-m mpigraph run --as-dgl`` before the script of a command of Python."""
-    python = next((at for at, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), len(command))
-    at = python + 1
-    while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c", "-"):
-        at += 2 if command[at] in ("-W", "-X") else 1
-    if at >= len(command) or command[at] in ("-c", "-"):
-        raise InvalidArgumentError(f"--as-dgl takes a command 'python SCRIPT ...' (got {shlex.join(command)!r})")
-    return [*command[:at], "-m", "mpigraph", "run", "--as-dgl", *command[at:]]
 
 
 class _Job(NamedTuple):
@@ -211,10 +170,6 @@ def _srun(program: str, job: _Job) -> list[str]:
 
 
 def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
-    for host in job.hosts:
-        if ":" in host.name:
-            what = f"mpiexec's host lists take no IPv6 address (got {host.name})"
-            raise InvalidArgumentError(f"{host.where}: {what}: write a host name")
     size = str(len(job.hosts) * job.ranks)
     if family.startswith("openmpi"):
         hosts = ",".join(f"{host.name}:{job.ranks}" for host in job.hosts)
@@ -236,11 +191,9 @@ def _env(variables: Mapping[str, str]) -> list[str]:
     return ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
 
 
-def _find_launcher(launcher: str, mpiexec: str) -> tuple[str, str]:
+def _find_launcher(mpiexec: str) -> tuple[str, str]:
     """Return the family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the launcher to use."""
-    if launcher == "srun" or (launcher == "auto" and slurm_allocation() and not mpiexec):
-        if slurm_allocation() is None:
-            raise InvalidArgumentError("--launcher srun works in a Slurm allocation (SLURM_JOB_ID is not set)")
+    if slurm_allocation() and not mpiexec:
         srun = shutil.which("srun")
         if srun is None:
             raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
@@ -251,8 +204,6 @@ def _find_launcher(launcher: str, mpiexec: str) -> tuple[str, str]:
     if family is None:
         line = version.strip().splitlines()[0] if version.strip() else "nothing"
         raise InvalidArgumentError(f"{program} is of an unknown MPI library (--version says {line!r})")
-    if launcher not in ("auto", family):
-        raise InvalidArgumentError(f"--launcher {launcher}, but {program} is {family}'s: name another by --mpiexec")
     if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
         family = "openmpi4" if re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version) else "openmpi5"
     return family, program

@@ -1,30 +1,28 @@
 """The command line: ``python -m mpigraph COMMAND``; ``grammar`` has the commands.
 
-Here is also their output: tables, names that are safe in a terminal, readers that leave (``info parts/g.json | head``).
+Here is also their output: tables, names that are safe in a terminal.
 """
 
 import argparse
 import io
 import json
+import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn, TextIO, get_args
+from typing import Any, NoReturn, get_args
 
 from mpigraph.cli.grammar import GROUPS, STATUSES
-from mpigraph.config import launcher_rank, log_at
+from mpigraph.config import launch, launcher_rank, log_at
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.log import set_identity
 
-_OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
 QUIET = ContextVar("quiet", default=False)  # print results and errors alone
-_STATUS = 141  # a shell's status of a program that SIGPIPE has ended
 _PATIENCE = 5.0  # seconds
 
 
@@ -57,43 +55,6 @@ def pairs(option: str, form: str, texts: Sequence[str]) -> dict[str, str]:
     return split
 
 
-class _Pipe(io.FileIO):
-    """A standard stream that drops output once its reader has left."""
-
-    reader_left = False
-
-    def write(self, data: Any) -> int:
-        if not self.reader_left:
-            try:
-                return super().write(data) or 0
-            except BrokenPipeError:
-                self.reader_left = True
-        return memoryview(data).nbytes
-
-
-@contextmanager
-def _pipes() -> Iterator[None]:
-    """Drop output to stdout and stderr once their reader has left; the exit status is 141 then.
-
-    The command goes on: other ranks would wait for one that ends. Streams that were replaced, as by a test, stay.
-    """
-    pipes: dict[str, tuple[TextIO, _Pipe]] = {}
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__"):
-            pipes[name] = stream, _Pipe(stream.fileno(), "w", closefd=False)
-            options = {option: getattr(stream, option) for option in _OPTIONS}
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(pipes[name][1]), **options))
-    try:
-        yield
-    finally:
-        for name, (stream, _) in pipes.items():
-            getattr(sys, name).flush()
-            setattr(sys, name, stream)
-        if any(pipe.reader_left for _, pipe in pipes.values()):
-            raise SystemExit(_STATUS)
-
-
 COMMANDS = {cls.__name__.lower(): (cls, module) for group in GROUPS.values() for cls, module in group.items()}
 
 
@@ -102,10 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters of a type's name
         sys.stdout.reconfigure(errors="backslashreplace")
-    if words[:1] == ["run"]:  # the script owns its streams
-        return _run(words)
-    with _pipes():
-        return _run(words)
+    if argv is None and words[:1] != ["run"] and launch() is None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the command ends with the reader of its output, as others do
+    return _run(words)
 
 
 class _Parser(argparse.ArgumentParser):

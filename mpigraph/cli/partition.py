@@ -99,10 +99,6 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
     if len(counts) > 1 or (counts and files):
         raise InvalidArgumentError(f"--nodes is one number, or files (got {' and '.join(options.nodes)})")
     columns = pairs("--columns", "NAME=COLUMN", options.columns)
-    for text in options.columns:
-        if text.count("=") > 1:
-            each = re.sub(r",(?=[^,=]*=)", " --columns ", text)
-            raise InvalidArgumentError(f"--columns has one NAME= each time: --columns {each} (got {text})")
     tables = TableOptions(
         pairs("--types", "COLUMN=DTYPE", options.types),
         {name: tuple(text.split(",")) for name, text in columns.items()},

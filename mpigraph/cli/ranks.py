@@ -86,8 +86,7 @@ def read_config(exchange: Exchange, part_config: str) -> PartConfig:
     return config
 
 
-_LINE = "{desc:<22} {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-_BAR = _LINE.replace("% ", "%|{bar}| ")
+_BAR = "{desc:<22} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 _CLOCK = "{desc:<22} {elapsed}"  # for a stage of one step
 _CLOCK_STOPPED = "{desc:<22} done in {elapsed_s:.1f} s"
 _SECONDS_IN_TERMINAL = 0.2
@@ -112,8 +111,7 @@ class ProgressBar:
         if total == 0:
             return
         with self._lock:
-            is_new = stage != self._stage
-            if is_new:
+            if stage != self._stage:
                 self._end()
                 self._stage = stage
                 self._begin = time.monotonic()
@@ -121,8 +119,6 @@ class ProgressBar:
             self._total = total
             if done >= total:
                 self._end()
-            elif is_new and sys.stderr.isatty():
-                self._draw()
 
     def __enter__(self) -> "ProgressBar":
         self._thread.start()
@@ -149,7 +145,7 @@ class ProgressBar:
                     self._draw()
 
     def _draw(self, is_last: bool = False) -> None:
-        bar_format = _BAR if sys.stderr.isatty() else _LINE
+        bar_format = _BAR
         if self._total == 1:
             bar_format = _CLOCK_STOPPED if is_last and self._done else _CLOCK
         status = "" if is_last else REPORT.status()

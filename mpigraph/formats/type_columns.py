@@ -10,7 +10,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import graph_of
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
 from mpigraph.partition.row_arrays import Reordered, RowArray
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.source import EdgeChunk, Feature, GraphSource
 
 
 class Kinds(NamedTuple):
@@ -32,7 +32,7 @@ def by_type(source: GraphSource, nodes: Kinds | None, edges: Kinds | None) -> Gr
     ntypes, of_nodes = _codes(nodes, ntype, source.num_nodes[0])
     names, of_edges = _codes(edges, DEFAULT_ETYPE[1], source.num_edges())
     src, dst = (np.asarray(end[:], np.int64) for end in source.edges[0])
-    source.check_edges(0, src, dst)
+    source.check_edges(EdgeChunk(0, np.zeros(1, np.int64), src, dst))
     order = np.argsort(of_nodes, kind="stable")
     bounds = np.searchsorted(of_nodes[order], np.arange(len(ntypes) + 1))
     local = np.empty(len(order), np.int64)

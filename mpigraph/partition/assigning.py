@@ -12,7 +12,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
 from mpigraph.partition.shuffle import Carried
-from mpigraph.partition.source import GraphSource, all_edges_among_nodes
+from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes
 from mpigraph.partition.spill import Scratch
 
 TOLERANCE = 1.05
@@ -105,7 +105,8 @@ def measured_balance(criteria: Iterable[str], loads: I64) -> dict[str, float]:
 @collective("ranks")
 def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
     degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
-    for _, ends in all_edges_among_nodes(source, exchange.rank, exchange.size):
+    for chunk in edge_chunks(source, None, exchange.rank, exchange.size):
+        _, ends = ends_among_nodes(source, chunk)
         came = Route(exchange, owners_of(bounds, ends)).there(ends[:, None])[:, 0]
         count_keys(came, -int(bounds[exchange.rank]), degrees)
     return degrees

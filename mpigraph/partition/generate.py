@@ -12,11 +12,9 @@ the public ids.
 """
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,10 +28,12 @@ from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
 from mpigraph.partition.output_folder import UNFINISHED, Form, new_npy_files, refusal
 from mpigraph.partition.random_edges import draw_rows
-from mpigraph.storage.files import read_text, storage_errors
+from mpigraph.storage.files import storage_errors
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
 _META = "meta.json"
+_SIGNAL = 2.0  # length of the class centroids, against noise of standard deviation 1 in every dimension
+_VAL_FRACTION = 0.05  # of the nodes
 _EDGES_PER_CHUNK = 1 << 20
 _ROWS_PER_CHUNK = 1 << 17  # of features; each chunk has a stream of its own, so another size makes other features
 _MAX_STUBS = 2**32 - 1  # what draw_below can choose from
@@ -52,9 +52,7 @@ class Recipe:
         homophily: probability that an edge is drawn inside a class.
         block_share: of those, the fraction drawn inside one block.
         block_size: nodes of a block, roughly; 0 chooses by the mean degree.
-        signal: length of the class centroids, against noise of standard deviation 1 in every dimension.
-        train_fraction: fraction of the nodes in the training mask.
-        val_fraction: fraction of the nodes in the validation mask; the rest are test nodes.
+        train_fraction: fraction of the nodes in the training mask. The validation mask has 5 %, the test mask the rest.
     """
 
     num_nodes: int
@@ -65,9 +63,7 @@ class Recipe:
     homophily: float = 0.6
     block_share: float = 0.5
     block_size: int = 0
-    signal: float = 2.0
     train_fraction: float = 0.1
-    val_fraction: float = 0.05
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -82,13 +78,10 @@ class Recipe:
         if self.num_edges > most:
             limit = f"{most}, half of all pairs of {self.num_nodes} nodes"
             raise InvalidArgumentError(f"num_edges must be <= {limit} (got {self.num_edges})")
-        for name in ("homophily", "block_share", "train_fraction", "val_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InvalidArgumentError(f"{name} must lie in 0 to 1 (got {getattr(self, name)})")
-        if not math.isfinite(self.signal):
-            raise InvalidArgumentError(f"signal must be finite (got {self.signal})")
-        if self.train_fraction + self.val_fraction > 1:
-            raise InvalidArgumentError("train_fraction + val_fraction must be <= 1")
+        fractions = {"homophily": 1.0, "block_share": 1.0, "train_fraction": 1 - _VAL_FRACTION}
+        for name, highest in fractions.items():
+            if not 0 <= getattr(self, name) <= highest:
+                raise InvalidArgumentError(f"{name} must lie in 0 to {highest:g} (got {getattr(self, name)})")
 
     @property
     def num_pairs(self) -> int:
@@ -140,8 +133,10 @@ def write_graph(
     out = Path(directory)
     about = json.dumps({**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}, indent=2) + "\n"
     with exchange.together(f"looking into {out}"):
-        if exchange.rank == 0 and not overwrite:
-            _check_vacant(out, about)
+        there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
+        is_own = _META in there and (out / _META).read_bytes() == about.encode()
+        if exchange.rank == 0 and there and not is_own and not overwrite:
+            raise refusal(f"{out} holds another graph, whose {there[0]}")
     with new_npy_files(exchange, out, _forms(recipe)) as (folder, files):
         with exchange.together(f"writing to {out}"), storage_errors(out):
             for name, first, rows in _rows(recipe, exchange, progress):
@@ -152,19 +147,6 @@ def write_graph(
         for left in out.glob(f"{UNFINISHED}*"):  # of runs that were killed
             shutil.rmtree(left, ignore_errors=True)
     return out
-
-
-def _check_vacant(out: Path, about: str) -> None:
-    """Raise InvalidArgumentError if a directory holds another graph than the one that ``about`` describes.
-
-    Files that a killed run has left are no other graph.
-    """
-    there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
-    is_own = not there
-    with suppress(OSError, ValueError):
-        is_own = is_own or (read_text(out / _META) == about if _META in there else any(out.glob(f"{UNFINISHED}*")))
-    if not is_own:
-        raise refusal(f"{out} holds another graph, whose {there[0]}")
 
 
 def _forms(recipe: Recipe) -> dict[str, Form]:
@@ -179,9 +161,10 @@ def _forms(recipe: Recipe) -> dict[str, Form]:
 
 def _rows(recipe: Recipe, exchange: Exchange, progress: Progress) -> Iterator[tuple[str, int, Array]]:
     """Yield what a rank makes of a graph: the name of an array, the first row, and rows."""
-    public_ids, rng = _public_ids(recipe)
+    rng = np.random.default_rng([recipe.seed, 2])
+    public_ids = _permutation(rng, recipe.num_nodes)
     own_pairs = recipe.num_pairs // exchange.size
-    for first, pairs in _PairDraws(recipe).chunks(exchange.rank, exchange.size):
+    for first, pairs in _pairs(recipe, exchange.rank, exchange.size):
         progress("write edges", first, own_pairs)
         ends = public_ids[pairs]
         for name, halves in (("edge_src", ends), ("edge_dst", ends[::-1])):
@@ -198,59 +181,53 @@ def _rows(recipe: Recipe, exchange: Exchange, progress: Progress) -> Iterator[tu
             yield name, 0, array
 
 
-class _PairDraws:
-    """The pairs of nodes that the edges join, by sorted ids.
+def _pairs(recipe: Recipe, rank: int, size: int) -> Iterator[tuple[int, I32]]:
+    """Yield a rank's slice of the pairs of nodes that the edges join: the number of a chunk's first pair, int32[2, m].
 
-    Each node draws a row of pairs. Row lengths and the choice of the other end both follow the nodes' weights, which
-    fall by a power law. Raises InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
+    Pairs are of sorted ids. Each node draws a row of pairs. Row lengths and the choice of the other end both follow the
+    nodes' weights, which fall by a power law. Raises InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
     """
+    num_nodes = recipe.num_nodes
+    rng = np.random.default_rng([recipe.seed, 1])
+    degree = 2 * recipe.num_pairs / num_nodes
+    weights = 1.0 + rng.pareto(2.5, num_nodes) * max(degree - 1.0, 0.0) * 1.5
+    weights *= max(recipe.num_pairs, num_nodes) / weights.sum()
+    counts = np.maximum(np.floor(weights + rng.random(num_nodes)).astype(np.int64), 1)
+    stubs = np.concatenate([[0], np.cumsum(counts)])
+    num_stubs = int(stubs[-1])
+    if num_stubs > _MAX_STUBS:
+        raise InvalidArgumentError(f"the graph is too large: {num_stubs} ends of edges, at most {_MAX_STUBS}")
+    offsets = _row_offsets(weights, recipe.num_pairs, rng)
+    shift = max(0, (num_stubs // num_nodes).bit_length() - 1)  # about one interval for each node
+    guide = (np.searchsorted(stubs, np.arange(0, num_stubs, 1 << shift), "right") - 1).astype(np.int32)
 
-    def __init__(self, recipe: Recipe) -> None:
-        num_nodes = recipe.num_nodes
-        rng = np.random.default_rng([recipe.seed, 1])
-        degree = 2 * recipe.num_pairs / num_nodes
-        weights = 1.0 + rng.pareto(2.5, num_nodes) * max(degree - 1.0, 0.0) * 1.5
-        weights *= max(recipe.num_pairs, num_nodes) / weights.sum()
-        counts = np.maximum(np.floor(weights + rng.random(num_nodes)).astype(np.int64), 1)
-        stubs = np.concatenate([[0], np.cumsum(counts)])
-        num_stubs = int(stubs[-1])
-        if num_stubs > _MAX_STUBS:
-            raise InvalidArgumentError(f"the graph is too large: {num_stubs} ends of edges, at most {_MAX_STUBS}")
-        self._indptr = _row_offsets(weights, recipe.num_pairs, rng)
-        shift = max(0, (num_stubs // num_nodes).bit_length() - 1)  # about one interval for each node
-        guide = (np.searchsorted(stubs, np.arange(0, num_stubs, 1 << shift), "right") - 1).astype(np.int32)
-
-        class_offsets = _class_offsets(recipe)
-        block_size = recipe.block_size or max(30, min(800, round(8 * degree)))
-        begins = []
-        for begin, end in pairwise(class_offsets):
-            blocks = max(1, round((end - begin) / block_size))
-            begins.append(np.linspace(begin, end, blocks + 1)[:-1].astype(np.int64))
-        block_offsets = np.concatenate([*begins, [num_nodes]])
-        block_of = np.repeat(np.arange(len(block_offsets) - 1, dtype=np.int32), np.diff(block_offsets))
-        class_of_block = np.repeat(np.arange(len(begins), dtype=np.int32), list(map(len, begins)))
-
-        p_block = recipe.homophily * recipe.block_share
-        self._key = combine(recipe.seed, 0x67726170)
-        self._tables = (
-            stubs[1:].astype(np.uint32), guide, shift, block_of, stubs[block_offsets], class_of_block,
-            stubs[class_offsets], p_block, recipe.homophily - p_block, np.full(num_nodes, -1, np.int32),
-        )  # fmt: skip
-
-    def chunks(self, rank: int, size: int) -> Iterator[tuple[int, I32]]:
-        """Yield a rank's slice: the number of a chunk's first pair, and int32[2, m], its pairs."""
-        row, end = np.searchsorted(self._indptr[1:-1], self._indptr[-1] * np.arange(rank, rank + 2) // size)
-        if rank == size - 1:
-            end = len(self._indptr) - 1
-        while row < end:
-            first = self._indptr[row]
-            last = min(end, max(row + 1, np.searchsorted(self._indptr, first + _EDGES_PER_CHUNK)))
-            indptr = self._indptr[row : last + 1]
-            pairs = np.empty((2, indptr[-1] - first), np.int32)
-            pairs[0] = np.repeat(np.arange(row, last), np.diff(indptr))
-            draw_rows(self._key, int(row), indptr, *self._tables, pairs[1])
-            yield int(first), pairs
-            row = last
+    class_offsets = _class_offsets(recipe)
+    block_size = recipe.block_size or max(30, min(800, round(8 * degree)))
+    begins = []
+    for begin, end in pairwise(class_offsets):
+        blocks = max(1, round((end - begin) / block_size))
+        begins.append(np.linspace(begin, end, blocks + 1)[:-1].astype(np.int64))
+    block_offsets = np.concatenate([*begins, [num_nodes]])
+    block_of = np.repeat(np.arange(len(block_offsets) - 1, dtype=np.int32), np.diff(block_offsets))
+    class_of_block = np.repeat(np.arange(len(begins), dtype=np.int32), list(map(len, begins)))
+    p_block = recipe.homophily * recipe.block_share
+    tables = (
+        stubs[1:].astype(np.uint32), guide, shift, block_of, stubs[block_offsets], class_of_block,
+        stubs[class_offsets], p_block, recipe.homophily - p_block, np.full(num_nodes, -1, np.int32),
+    )  # fmt: skip
+    key = combine(recipe.seed, 0x67726170)
+    row, end = np.searchsorted(offsets[1:-1], offsets[-1] * np.arange(rank, rank + 2) // size)
+    if rank == size - 1:
+        end = num_nodes
+    while row < end:
+        first = offsets[row]
+        last = min(end, max(row + 1, np.searchsorted(offsets, first + _EDGES_PER_CHUNK)))
+        indptr = offsets[row : last + 1]
+        pairs = np.empty((2, indptr[-1] - first), np.int32)
+        pairs[0] = np.repeat(np.arange(row, last), np.diff(indptr))
+        draw_rows(key, int(row), indptr, *tables, pairs[1])
+        yield int(first), pairs
+        row = last
 
 
 def _row_offsets(weights: Array, num_pairs: int, rng: np.random.Generator) -> I64:
@@ -280,12 +257,6 @@ def _permutation(rng: np.random.Generator, size: int) -> I32:
     return ids
 
 
-def _public_ids(recipe: Recipe) -> tuple[I32, np.random.Generator]:
-    """Return the public id of each sorted id int32[n], and the generator for :func:`_masks`."""
-    rng = np.random.default_rng([recipe.seed, 2])
-    return _permutation(rng, recipe.num_nodes), rng
-
-
 def _labels(recipe: Recipe, public_ids: I32) -> I64:
     labels = np.empty(recipe.num_nodes, np.int64)
     labels[public_ids] = np.repeat(np.arange(recipe.num_classes), np.diff(_class_offsets(recipe)))
@@ -295,7 +266,7 @@ def _labels(recipe: Recipe, public_ids: I32) -> I64:
 def _masks(recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
     split = _permutation(rng, recipe.num_nodes)
     first = round(recipe.train_fraction * recipe.num_nodes)
-    second = first + round(recipe.val_fraction * recipe.num_nodes)
+    second = first + round(_VAL_FRACTION * recipe.num_nodes)
     masks: dict[str, Array] = {}
     for name, ids in (("train", split[:first]), ("val", split[first:second]), ("test", split[second:])):
         masks[f"{name}_mask"] = np.zeros(recipe.num_nodes, bool)
@@ -307,7 +278,7 @@ def _feature_chunks(recipe: Recipe, labels: I64, rank: int, size: int) -> Iterat
     """Yield a rank's chunks, every ``size``-th one, as (first node, rows)."""
     rng = np.random.default_rng([recipe.seed, 4])
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
-    centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))
+    centroids *= np.float32(_SIGNAL / np.sqrt(recipe.feat_dim))
     for first in range(rank * _ROWS_PER_CHUNK, recipe.num_nodes, size * _ROWS_PER_CHUNK):
         if first > 0:  # the first chunk uses the generator of the centroids
             rng = np.random.default_rng([recipe.seed, 4, first // _ROWS_PER_CHUNK])

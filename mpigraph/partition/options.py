@@ -1,8 +1,9 @@
 """Checks and digests of the arguments of ``partition_source``, equal on any number of ranks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -13,12 +14,11 @@ from mpigraph.kernels.rng import combine
 from mpigraph.partition.assign import GIVEN, METHODS, PART_METHODS
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.loops import add_digest
-from mpigraph.partition.row_arrays import RowArray, numpy_under, release
+from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import GraphSource, feature_infos
 from mpigraph.storage.part_config import Features, check_graph_name
 
-_SAMPLES = 64  # rows
-_SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
+_SAMPLES = 3  # rows: each may cost the reading of a block of many
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,9 @@ def check_options(
     check_integer("num_parts", num_parts, 1, 2**31 - 1)
     if part_method not in PART_METHODS:
         raise InvalidArgumentError(f"part_method must be one of {list(PART_METHODS)} (got {part_method!r})")
-    if objtype not in ("cut", "vol"):
-        raise InvalidArgumentError(f"objtype must be 'cut' or 'vol' (got {objtype!r})")
-    if objtype not in METHODS[part_method].objectives:
-        raise InvalidArgumentError(f"part_method {part_method!r} minimises the cut (got objtype {objtype!r})")
+    known = METHODS[part_method].objectives
+    if objtype not in known:
+        raise InvalidArgumentError(f"objtype of {part_method!r} must be one of {list(known)} (got {objtype!r})")
     check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
@@ -66,39 +65,24 @@ def check_same(
         CollectiveError: they differ; on every rank.
         GraphDataError: rows cannot be read; on every rank.
     """
-    if exchange.size == 1:
-        return
     schema = source.schema
-    ids = source.node_ids is not None, source.edge_ids is not None
+    arrays: list[tuple[str, RowArray]] = [("assignment", assignment)] if assignment is not None else []
+    arrays += [(f"balance classes of {ntype!r}", np.asarray(of)) for ntype, of in sorted((classes or {}).items())]
+    for relation, (src, dst) in zip(schema.relations, source.edges, strict=True):
+        arrays += [(f"sources of {relation}", src), (f"destinations of {relation}", dst)]
     values: dict[str, object] = {
         "graph_name": graph_name,
         "the method": method,
-        "balance classes": {ntype: len(numbers) for ntype, numbers in sorted((classes or {}).items())},
-        "whether an assignment is given": assignment is not None,
-        "whether to resume": bool(resume),
+        "whether to resume": resume,
         "types": word_of(schema.ntypes, schema.relations),
         "nodes and edges": (sum(source.num_nodes), sum(source.edge_counts)),
         "nodes and edges by type": word_of(tuple(map(int, source.num_nodes)), source.edge_counts),
-        "features": word_of(infos, ids),
+        "features": word_of(infos, source.node_ids is not None, source.edge_ids is not None),
     }
-    with exchange.together("comparing the graphs of all ranks"):
-        of_arrays = _arrays_of(source, classes, assignment)
-        values |= {f"rows of {name}": word_of(sampled(array, _cheap(array))) for name, array in of_arrays}
-    exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
-
-
-def _arrays_of(
-    source: GraphSource, classes: Mapping[str, Array] | None, assignment: Array | None
-) -> Iterator[tuple[str, RowArray]]:
-    """Yield all arrays that ranks read, with their names for messages."""
-    for relation, ends in zip(source.schema.relations, source.edges, strict=True):
-        for end, ids in zip(("sources", "destinations"), ends, strict=True):
-            yield f"{end} of {relation}", ids
-    yield from source.tables()
-    for ntype, numbers in sorted((classes or {}).items()):
-        yield f"balance classes of {ntype!r}", np.asarray(numbers)
-    if assignment is not None:
-        yield "the assignment", assignment
+    if exchange.size > 1:
+        with exchange.together("comparing the graphs of all ranks"):
+            values |= {f"rows of {name}": word_of(sampled(rows)) for name, rows in chain(arrays, source.tables())}
+        exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
 
 
 def check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
@@ -136,14 +120,11 @@ class Digest:
         return tuple(sums.tolist())
 
 
-def sampled(array: RowArray, count: int) -> bytes:
-    """Return at most ``count`` rows of an array, from the first to the last at equal distances."""
-    count = min(len(array), count)
+def sampled(array: RowArray) -> bytes:
+    """Return a few rows of an array, from the first to the last at equal distances."""
+    count = min(len(array), _SAMPLES)
     rows = np.arange(count) * (len(array) - 1) // max(count - 1, 1)
-    if isinstance(array, np.ndarray):
-        sample = array[rows].tobytes()
-    else:
-        sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows.tolist())
+    sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows.tolist())
     release(array)
     return sample
 
@@ -158,12 +139,7 @@ def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
     """Return a hash of features and original ids: dtypes, shapes, and a few rows, the same in every form of input."""
 
     def few(_: int) -> str:
-        return word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()])
+        return word_of([sampled(rows) for _, rows in source.tables()])
 
     (word,) = exchange.map("reading a few rows of the features", 1, few)
     return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, word)
-
-
-def _cheap(array: RowArray) -> int:
-    """Return how many rows of an array are quickly read."""
-    return _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES

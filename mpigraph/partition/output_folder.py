@@ -27,11 +27,10 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import NewFile, check_space, nearest_folder, open_regular, storage_errors, temporary_name
+from mpigraph.storage.files import NewFile, check_space, nearest_folder, read_text, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
-_HEAD_BYTES = 4096  # of a configuration, which begins with its format
 _PART = re.compile(r"part([0-9]+)")
 _WORD = 16  # digits of the hash in the name
 _LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.assignment(\.tmp)?")
@@ -74,17 +73,13 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 
 
 def check_links(folder: Path) -> None:
-    """Check that no link leads a part out of its graph's folder, where no job would read it, or to another part.
+    """Check that no part is a link: to a place where no job would read it, to another graph's parts, to another part.
 
     Raises InvalidArgumentError, which names the link.
     """
-    whole = folder.resolve()
     for part, _ in _parts(folder) if folder.is_dir() else ():
-        there = part.resolve()
-        if not there.is_relative_to(whole):
-            raise InvalidArgumentError(f"{part}: a link leads out of the folder of the graph")
-        if there.name != part.name and there.parent == whole and _PART.fullmatch(there.name):
-            raise InvalidArgumentError(f"{part}: a link leads to {there.name}, which another part overwrites")
+        if part.is_symlink():
+            raise InvalidArgumentError(f"{part}: a link to {part.resolve()}, where a graph would be written over")
 
 
 def sole_writer(folder: Path) -> NewFile:
@@ -186,17 +181,8 @@ class Leftovers(NamedTuple):
 
     def are_of_finished_run(self) -> bool:
         """Return whether the graph's last run has ended: a configuration stands, and no assignment is left."""
-        return self._has_configuration() and not self._has_assignment()
-
-    def is_any(self) -> bool:
-        """Return whether a run has left an assignment, for any hash, or parts without a configuration."""
-        return self._has_assignment() or (any(_shards(self.folder)) and not self._has_configuration())
-
-    def _has_configuration(self) -> bool:
-        return (self.folder / f"{self.graph_name}.json").exists()
-
-    def _has_assignment(self) -> bool:
-        return any(not path.name.endswith(".tmp") for path in self._files())
+        left = any(not path.name.endswith(".tmp") for path in self._files())
+        return (self.folder / f"{self.graph_name}.json").exists() and not left
 
     def _files(self) -> list[Path]:
         return [path for path, name in _files_left(self.folder) if name == self.graph_name]
@@ -223,12 +209,10 @@ def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
     """Return the partition configurations in a folder, of any version of the format, and their contents."""
     configs = {}
     for path in sorted(folder.glob("*.json")):
-        with suppress(OSError, ValueError, RecursionError), open(open_regular(path), "rb") as file:
-            head = file.read(_HEAD_BYTES)
-            if CONFIG_FORMAT.encode() in head:
-                content = json.loads(head + file.read())
-                if isinstance(content, dict) and content.get("format") == CONFIG_FORMAT:
-                    configs[path] = content
+        with suppress(OSError, ValueError, RecursionError):
+            content = json.loads(read_text(path))
+            if isinstance(content, dict) and content.get("format") == CONFIG_FORMAT:
+                configs[path] = content
     return configs
 
 
@@ -274,16 +258,12 @@ class NpyFile:
             rest = rest[written:]
             place += written
 
-    def close(self) -> None:
-        """Close the file, or raise OSError; a second call does nothing."""
-        self._file.close()
-
     def __enter__(self) -> "NpyFile":
         self._file = FileIO(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._file.close()
 
 
 @contextmanager
@@ -318,8 +298,7 @@ def new_npy_files(
                     stack.enter_context(file)
             yield folder, files
             with exchange.together(f"writing to {directory}"), storage_errors(directory):
-                for file in files.values():
-                    file.close()
+                stack.close()
         with exchange.together(f"writing to {directory}"), storage_errors(directory):
             if exchange.rank == 0:
                 # files that describe the others are removed first and moved last: they exist only with all others

@@ -40,7 +40,7 @@ from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, 
 from mpigraph.partition.loops import asymmetry_of_edges
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.relabel import Arrivals, Numbering
-from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
+from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
 from mpigraph.storage.files import check_space, storage_errors
@@ -202,10 +202,8 @@ class _Run:
         done = self.complete_parts(content)
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
-        elif self.resume and self.took_assignment:
-            self.tell("no part is complete with this assignment and these features: all are written")
-        elif self.assignment is not None:
-            self.tell_that_nothing_is_taken_up()
+        elif self.resume and (self.took_assignment or self.assignment is not None):
+            self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
         arrivals = self.write_parts(content, numbering, done)
         config = self.config_of(identity, content, numbering, arrivals.counts)
@@ -223,16 +221,14 @@ class _Run:
         done = 0
         skew = 0
         with exchange.together("checking the edges"):
-            bases = source.node_bases[source.schema.all_ends]
-            kinds = np.arange(1, len(bases) + 1, dtype=np.uint64)
-            for first, src, dst in edge_chunks(source, None, exchange.rank, exchange.size):
+            kinds = np.arange(1, len(source.edges) + 1, dtype=np.uint64)
+            for chunk in edge_chunks(source, None, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
-                source.check_edges(first, src, dst)
-                digest.add_pairs(kinds, source.first_edges, first, src, dst)
-                of_edges = source.of_edges(bases, first, len(src))
-                skew = (skew + int(asymmetry_of_edges(src + of_edges[:, 0], dst + of_edges[:, 1]))) % 2**64
-                done = min(done + len(src) * exchange.size, total)
-            source.check_nodes(exchange.rank, exchange.size)
+                source.check_edges(chunk)
+                digest.add_pairs(kinds, source.first_edges, chunk.first, chunk.src, chunk.dst)
+                skew = (skew + int(asymmetry_of_edges(*ends_among_nodes(source, chunk)))) % 2**64
+                done = min(done + len(chunk.src) * exchange.size, total)
+            source.check_values(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
         self.both_ways = sum(exchange.gather_json(skew)) % 2**64 == 0
         schema = source.schema
@@ -247,8 +243,8 @@ class _Run:
         with exchange.together("reading a kept assignment"):
             if exchange.rank == 0 and self.assignment is None:
                 kept = self.left.read_assignment(word)
-                if kept is None and not self.left.assignment_path(word).exists():
-                    self.tell_that_nothing_is_taken_up()
+                if kept is None and self.resume:
+                    self.tell("nothing to resume in %s: no assignment is of this graph and these options", self.out)
         self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
         stage = f"assign nodes ({method.name})"
         steps = max(sum(self.source.edge_counts), 1) if METHODS[method.name].reports else 1
@@ -323,15 +319,6 @@ class _Run:
                 output_folder.remove_parts(self.out, done)
                 output_folder.remove_other_graphs(self.out, self.graph_name)
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
-
-    def tell_that_nothing_is_taken_up(self) -> None:
-        """Log why a run with ``resume`` begins at the beginning."""
-        if not self.resume:
-            return
-        if self.left.is_any():
-            self.tell("files of an interrupted run in %s are of another graph or of other options: not used", self.out)
-        else:
-            self.tell("there is nothing to resume in %s: this run begins at the beginning", self.out)
 
     def tell(self, text: str, *values: object) -> None:
         if self.exchange.rank == 0:

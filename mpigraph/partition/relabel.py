@@ -120,10 +120,6 @@ class EdgeTable:
         of_type = numbering.offsets[source_type], source.num_nodes[source_type]
         self.degrees = Shuffle(writers, spill, *of_type, {"degree": np.int64})
 
-    def places(self, edges: Array) -> I64:
-        """Return int64[n], the place of the relation of each edge of the table."""
-        return np.searchsorted(self.first_edges, edges, side="right") - 1
-
 
 class Arrivals:
     """The nodes and edges that come to the rank that writes their parts.
@@ -196,14 +192,11 @@ class Arrivals:
         numbering = self.numbering
         exchange = numbering.exchange
         relations = table.relations
-        place = np.zeros(1, np.int64)
         counts = np.zeros(len(self.counts) * len(relations), np.int64)
         end = done + int(table.first_edges[-1])
-        for first, src, dst in edge_chunks(self.source, relations, exchange.rank, exchange.size):
+        for first, place, src, dst in edge_chunks(self.source, relations, exchange.rank, exchange.size):
             progress("relabel edges", done, sum(self.source.edge_counts))
             done = min(done + len(src) * exchange.size, end)
-            if len(relations) > 1:
-                place = table.places(np.arange(first, first + len(src)))
             src_base, dst_base = numbering.bases[table.ends[place]].T
             new_src = numbering.of(src + src_base, degrees)
             keys = numbering.of(dst + dst_base)

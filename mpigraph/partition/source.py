@@ -98,15 +98,11 @@ class GraphSource:
     has_reverse: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.num_nodes) != len(self.schema.ntypes):
-            raise GraphDataError(f"{len(self.schema.ntypes)} node types but {len(self.num_nodes)} node counts")
         for ntype, count in zip(self.schema.ntypes, self.num_nodes, strict=True):
             if count < 0:
                 raise GraphDataError(f"node type {ntype!r} has {count} nodes")
         if sum(self.num_nodes) >= 2**63:
             raise GraphDataError(f"{sum(self.num_nodes)} nodes are more than int64 can count")
-        if len(self.edges) != len(self.schema.relations):
-            raise GraphDataError(f"{len(self.schema.relations)} relations but {len(self.edges)} edge lists")
         for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):
             if src.ndim != 1 or src.shape != dst.shape or src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 got = f"{src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)}"
@@ -164,36 +160,19 @@ class GraphSource:
         for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
             yield f"original ids of {relation}", ids
 
-    def of_edges(self, values: I64, first: int, count: int) -> I64:
-        """Return values of relations (int64[relations, ...]) for each of ``count`` of all edges, from ``first`` on.
-
-        A value alone, [1, ...], where they are of one relation.
-        """
-        begin, end = self._relations_of(first, count)
-        if end - begin == 1:
-            return values[begin:end]
-        return np.repeat(values[begin:end], np.diff(self.first_edges[begin : end + 1].clip(first, first + count)), 0)
-
-    def check_edges(self, first: int, src: I64, dst: I64) -> None:
-        """Check the ends (int64[k]) of edges, from edge ``first`` of all on, and that their "time", if any, is finite.
+    def check_edges(self, chunk: "EdgeChunk") -> None:
+        """Check the ends of edges of all relations.
 
         Raises:
             GraphDataError: names the file and its row where they are known, the relation, the first bad edge and why.
         """
-        counts = self.of_edges(np.array(self.num_nodes, np.int64)[self.schema.all_ends], first, len(src))
-        for side, ids in enumerate((src, dst)):
+        counts = np.array(self.num_nodes, np.int64)[self.schema.all_ends][chunk.places]
+        for side, ids in enumerate((chunk.src, chunk.dst)):
             bad = np.flatnonzero((ids < 0) | (ids >= counts[:, side]))
             if len(bad):
-                at = first + int(bad[0])
+                at = chunk.first + int(bad[0])
                 relation = int(np.searchsorted(self.first_edges, at, side="right")) - 1
                 self._refuse(relation, at - int(self.first_edges[relation]), side)
-        for relation in self._with_times:
-            name = self.schema.relations[relation]
-            low, high = self.first_edges[relation : relation + 2].clip(first, first + len(src)).tolist()
-            if low < high:
-                rows = slice(*(np.array([low, high]) - self.first_edges[relation]).tolist())
-                times = self.edge_feats[relation_key(name)][_TIMES].values
-                self._check_values(f"edge {{}} of {name}", _TIMES, times, rows.start, rows.stop)
 
     def _refuse(self, relation: int, number: int, side: int) -> None:
         """Raise GraphDataError: the source (side 0) or destination (1) of an edge of a relation does not exist."""
@@ -203,47 +182,32 @@ class GraphSource:
         count = self.num_nodes[self.schema.ends(relation)[side]]
         raise GraphDataError(f"{self._origin(ids, number)}{what}{count} nodes")
 
-    def _relations_of(self, first: int, count: int) -> tuple[int, int]:
-        """Return the first relation of ``count`` edges, from ``first`` of all on, and the one behind the last.
-
-        They are one relation at least, also of no edges.
-        """
-        begin = int(np.searchsorted(self.first_edges[1:], first, side="right"))
-        end = int(np.searchsorted(self.first_edges[:-1], first + count))
-        return min(begin, len(self.edges) - 1), max(end, begin + 1)
-
-    @cached_property
-    def _with_times(self) -> list[int]:
-        """The relations whose edges have times."""
-        if not any(_TIMES in features for features in self.edge_feats.values()):
-            return []
-        keys = enumerate(map(relation_key, self.schema.relations))
-        return [r for r, key in keys if _TIMES in self.edge_feats.get(key, ())]
-
-    def check_nodes(self, rank: int = 0, ranks: int = 1) -> None:
-        """Check times, labels and masks of nodes, before work that takes long; ranks divide the rows.
+    def check_values(self, rank: int = 0, ranks: int = 1) -> None:
+        """Check times, labels and masks, before work that takes long; ranks divide the rows.
 
         Raises GraphDataError, which names the file and its row where they are known: a time is not finite, or a value
         cannot be read as that of a label or a mask.
         """
-        for ntype, features in self.node_feats.items():
+        keys = [relation_key(relation) for relation in self.schema.relations if self.edge_feats]
+        owners = [(f"node {{}} of {ntype!r}", features) for ntype, features in self.node_feats.items()]
+        owners += [
+            (f"edge {{}} of {relation}", self.edge_feats.get(key, {}))
+            for relation, key in zip(self.schema.relations, keys, strict=False)
+        ]
+        for title, features in owners:
             for name in _CHECKED & features.keys():
                 values = features[name].values
-                begin = len(values) * rank // ranks
+                are_times = name == _TIMES and values.dtype.kind == "f"
+                if isinstance(values, np.ndarray) and not are_times:
+                    continue  # rows that are made refuse values when they are read
                 end = len(values) * (rank + 1) // ranks
-                for first in range(begin, end, EDGES_PER_CHUNK):
-                    self._check_values(
-                        f"node {{}} of {ntype!r}", name, values, first, min(first + EDGES_PER_CHUNK, end)
-                    )
-
-    def _check_values(self, what: str, name: str, values: RowArray, begin: int, end: int) -> None:
-        are_times = name == _TIMES and values.dtype.kind == "f"
-        if are_times or not isinstance(values, np.ndarray):  # rows that are made refuse values when they are read
-            chunk = np.asarray(values[begin:end])
-            if are_times and not np.isfinite(chunk).all():
-                place = tuple(np.argwhere(~np.isfinite(chunk))[0].tolist())
-                origin = self._origin(values, begin + place[0])
-                raise GraphDataError(f"{origin}{what.format(begin + place[0])} has time {chunk[place]}")
+                for begin in range(len(values) * rank // ranks, end, EDGES_PER_CHUNK):
+                    rows = np.asarray(values[begin : min(begin + EDGES_PER_CHUNK, end)])
+                    if are_times and not np.isfinite(rows).all():
+                        place = tuple(np.argwhere(~np.isfinite(rows))[0].tolist())
+                        row = begin + place[0]
+                        origin = self._origin(values, row)
+                        raise GraphDataError(f"{origin}{title.format(row)} has time {rows[place]}")
 
     def _origin(self, array: RowArray, row: int) -> str:
         """Return the beginning of a message about a row: its file and row, else the graph's path."""
@@ -263,30 +227,41 @@ def joined_rows(arrays: Sequence[RowArray]) -> RowArray:
     return concatenated(arrays)
 
 
-def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[I64, I64]]:
-    """Yield the ends in :func:`edge_chunks` of all relations as numbers among the nodes of all types."""
-    bases = source.node_bases[source.schema.all_ends]
-    for first, src, dst in edge_chunks(source, None, rank, ranks):
-        of_edges = source.of_edges(bases, first, len(src))
-        yield src + of_edges[:, 0], dst + of_edges[:, 1]
+class EdgeChunk(NamedTuple):
+    """Edges with consecutive numbers among those of some relations, one relation after the other."""
+
+    first: int  # number of the first edge
+    places: I64  # int64[n], the place of the relation of each edge among these; int64[1] where all are of one relation
+    src: I64  # int64[n]
+    dst: I64  # int64[n]
+
+
+def ends_among_nodes(source: GraphSource, chunk: EdgeChunk) -> tuple[I64, I64]:
+    """Return the ends of edges of all relations, int64[n] each, as numbers among the nodes of all types."""
+    bases = source.node_bases[source.schema.all_ends][chunk.places]
+    return chunk.src + bases[:, 0], chunk.dst + bases[:, 1]
 
 
 def edge_chunks(
     source: GraphSource, relations: Sequence[int] | None = None, rank: int = 0, ranks: int = 1
-) -> Iterator[tuple[int, I64, I64]]:
-    """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK], of relations, one after the other.
-
-    Of all relations by default.
+) -> Iterator[EdgeChunk]:
+    """Yield chunks of at most ``EDGES_PER_CHUNK`` edges of relations, of all by default.
 
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
     edges = source.edges if relations is None else [source.edges[r] for r in relations]
     src, dst = map(joined_rows, zip(*edges, strict=True)) if edges else [np.empty(0, np.int64)] * 2
+    bounds = np.append(0, np.cumsum([len(ids) for ids, _ in edges]))
     size = EDGES_PER_CHUNK
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
         first = min(begin + size * rank, len(src))
-        chunk = slice(first, first + size)
-        yield first, np.array(src[chunk], dtype=np.int64), np.array(dst[chunk], dtype=np.int64)
+        last = min(first + size, len(src))
+        low, high = np.searchsorted(bounds, [first, max(last - 1, first)], side="right").clip(1, len(edges)) - 1
+        places = np.arange(low, high + 1)
+        if len(places) > 1:
+            places = np.repeat(places, np.diff(bounds[low : high + 2].clip(first, last)))
+        ends = (np.array(ids[first:last], dtype=np.int64) for ids in (src, dst))
+        yield EdgeChunk(first, places, *ends)
         if number % _CHUNKS_MAPPED == 0:
             release(src)
             release(dst)

@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,23 +191,6 @@ def test_what_is_wrong_is_one_error(
     status, out, err = info(path)
     errors = [line for line in err.splitlines() if "error" in line]
     assert (status, out) == (2, "") and len(errors) == 1 and message in errors[0], err
-
-
-@pytest.mark.parametrize("comm", [1], indirect=True)
-def test_a_report_is_not_trusted(comm: MPI.Intracomm, oracle, tmp_path: Path, info: Callable[..., Outcome]) -> None:
-    """It is free form: numbers that the parts do not give are taken from it, and nothing else."""
-    path = copy_of(comm, oracle, tmp_path)
-    right = json.loads(info(path)[1])
-    for report, more in (
-        ({}, {}),
-        ({"edges_cut": "many", "balance": []}, {}),
-        (
-            {"edges_cut": 3, "balance": {"nodes": 7.5, "nodes class 1": 1.25, "x": "y", "z": math.inf}},
-            {"nodes class 1": 1.25},
-        ),
-    ):
-        replace(PartConfig.read(path), report=report).write(path.parent)
-        assert json.loads(info(path)[1]) == right | {"balance": right["balance"] | more}
 
 
 def test_letters_that_the_terminal_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

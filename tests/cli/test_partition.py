@@ -177,23 +177,16 @@ def write_typed_npz(path):
     return path
 
 
-def write_typed_ogb(path, binary):
+def write_typed_ogb(path):
     raw, label = path / "raw", OF_PAPERS["label"].astype(np.float64)
     label[label < 0] = np.nan
     edges = {"___".join(relation): np.stack(ends) for relation, ends in zip(EDGES, TYPED.edges, strict=True)}
-    if binary:
-        raw.mkdir(parents=True)
-        np.savez(raw / "num_nodes_dict.npz", **{ntype: np.array([count]) for ntype, count in COUNTS.items()})
-        np.savez(raw / "edge_index_dict.npz", **edges)
-        np.savez(raw / "node_feat_dict.npz", paper=OF_PAPERS["feat"].astype(np.float64))
-        np.savez(raw / "node-label.npz", paper=label[:, None])
-    else:
-        for name, ends in edges.items():
-            write_csv(raw / "relations" / name / "edge.csv.gz", ends.T, "%d")
-        write_lines(raw / "num-node-dict.csv.gz", [",".join(COUNTS), ",".join(map(str, COUNTS.values()))])
-        write_lines(raw / "triplet-type-list.csv.gz", [",".join(relation) for relation in reversed(EDGES)])
-        write_csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", OF_PAPERS["feat"], "%.9g")
-        write_csv(raw / "node-label" / "paper" / "node-label.csv.gz", label, "%.1f")
+    for name, ends in edges.items():
+        write_csv(raw / "relations" / name / "edge.csv.gz", ends.T, "%d")
+    write_lines(raw / "num-node-dict.csv.gz", [",".join(COUNTS), ",".join(map(str, COUNTS.values()))])
+    write_lines(raw / "triplet-type-list.csv.gz", [",".join(relation) for relation in reversed(EDGES)])
+    write_csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", OF_PAPERS["feat"], "%.9g")
+    write_csv(raw / "node-label" / "paper" / "node-label.csv.gz", label, "%.1f")
     for split, ogb_split in (("train", "train"), ("val", "valid"), ("test", "test")):
         ids = np.flatnonzero(OF_PAPERS[f"{split}_mask"])
         write_csv(path / "split" / "time" / "paper" / f"{ogb_split}.csv.gz", ids, "%d")
@@ -209,8 +202,7 @@ def write_lines(path, lines):
 BALANCE = ("--balance-train", "--balance-edges")
 TYPED_WRITERS = {
     "dense npz": lambda tmp: write_typed_npz(tmp / "g.npz"),
-    "ogb text": lambda tmp: write_typed_ogb(tmp / "g", binary=False),
-    "ogb binary": lambda tmp: write_typed_ogb(tmp / "g", binary=True),
+    "ogb": lambda tmp: write_typed_ogb(tmp / "g"),
 }
 
 
@@ -261,9 +253,9 @@ def x_npz(**arrays):
     return lambda tmp: np.savez(tmp / "x.npz", **arrays) or tmp / "x.npz"
 
 
-def ogb_without(name, binary=False):
+def ogb_without(name):
     def write(tmp):
-        (write_typed_ogb(tmp / "g", binary) / "raw" / name).unlink()
+        (write_typed_ogb(tmp / "g") / "raw" / name).unlink()
         return tmp / "g"
 
     return write
@@ -293,7 +285,6 @@ def ogb_without(name, binary=False):
         (x_npz(a__num_nodes=3, a__label=[0, 1]), "'label' of 'a' must have 3 rows"),
         (ogb_without("num-node-dict.csv.gz"), "num-node-dict.csv.gz is missing"),
         (ogb_without("relations/paper___cites___paper/edge.csv.gz"), "paper___cites___paper/edge.csv.gz is missing"),
-        (ogb_without("num_nodes_dict.npz", binary=True), "num_nodes_dict.npz: .*No such file"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, message):
@@ -304,7 +295,7 @@ def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, message):
 
 
 def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
-    path = write_typed_ogb(tmp_path / "g", binary=False)
+    path = write_typed_ogb(tmp_path / "g")
     for name, lines, message in (
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
         ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the node types"),

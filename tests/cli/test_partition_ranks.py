@@ -137,9 +137,9 @@ elif stage == "clean up":
 sys.exit(main(sys.argv[2:]))
 """
 STAGES = {
-    "check edges": "nothing to resume",
-    "assign nodes": "nothing to resume",
-    "relabel edges": "no part is complete",
+    "check edges": "no assignment is of",
+    "assign nodes": "no assignment is of",
+    "relabel edges": "no complete part is of",
     "write parts": "of 3 parts are complete",
     "verify parts": "of 3 parts are complete",
     "write configuration": "3 of 3 parts are complete",

@@ -54,15 +54,6 @@ def test_a_clock_moves_while_a_stage_computes(terminal):
     assert re.search(r"assign nodes \(metis\)   done in \d.\d s *\n$", shown), shown
 
 
-def test_a_bar_shows_a_total_that_grows(terminal):
-    with redirect_stderr(terminal), ProgressBar() as report:
-        report("draw edges", 0, 10)
-        report("draw edges", 9, 20)
-        wait_for(lambda: "45%" in terminal.getvalue())
-        report("draw edges", 20, 20)
-    assert terminal.getvalue().count("\n") == 1
-
-
 def test_a_bar_says_that_kernels_are_compiled(terminal):
     with redirect_stderr(terminal), ProgressBar() as report:
         report("write parts", 0, 4)
@@ -92,7 +83,8 @@ def test_a_log_gets_a_line_at_the_end_of_each_stage(capsys):
         report("check edges", 1, 1)
     lines = capsys.readouterr().err
     assert re.fullmatch(
-        r"write topology         100% 4/4 \[\d\d:\d\d<00:00, .*/s\]\ncheck edges            done in \d+\.\d s\n", lines
+        r"write topology         100%\|\S+\| 4/4 \[\d\d:\d\d<00:00, .*/s\]\ncheck edges            done in \d+\.\d s\n",
+        lines,
     ), lines
 
 
@@ -116,4 +108,4 @@ def test_generating_and_partitioning_tell_each_stage_once(tmp_path, capsys):
 
 def stages(capsys):
     lines = capsys.readouterr().err.splitlines()
-    return [line[:22].strip() for line in lines if re.search(r" 100% | done in ", line)]
+    return [line[:22].strip() for line in lines if re.search(r" 100%\|| done in ", line)]

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from damaged import flip
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
@@ -27,7 +26,6 @@ from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage import files
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader, verify
 from mpigraph.store import host_ranges
 
 
@@ -159,19 +157,6 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
         stage(less, [2], tmp_path)
 
 
-def test_a_copy_is_compared_by_checksums(config: PartConfig) -> None:
-    source = config.part_path(0, "node_feats")
-    with ShardReader(source) as shard:
-        expected = shard.fingerprint()
-        assert set(expected) == set(shard.names())
-        assert np.frombuffer(expected["_N/feat"][1], np.uint32).any()
-    verify(source, NAME, 0, original=expected)
-    with pytest.raises(ShardFormatError, match="belongs to part 0"):
-        verify(source, NAME, 1, original=expected)
-    with pytest.raises(ShardFormatError, match="not a copy"):
-        verify(config.part_path(0, "edge_feats"), NAME, 0, original=expected)
-
-
 Outcome = tuple[int, str, str]
 
 
@@ -248,7 +233,7 @@ def test_a_link_out_of_the_folder_is_an_error(
         (to / "part1").symlink_to(Path(oracle(2)).parent / "part1")
     comm.Barrier()
     status, _, err = run_stage(oracle(2), to, overwrite=True)
-    assert status == 2 and err.count("error: ") == 1 and f"{to}/part1: a link leads out of the folder" in err
+    assert status == 2 and err.count("error: ") == 1 and f"{to}/part1: a link to " in err
 
 
 @pytest.mark.slow

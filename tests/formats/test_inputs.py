@@ -354,8 +354,6 @@ def test_times_are_numbers(tmp_path, kind):
         return GraphSource(Schema.homogeneous(), (4,), (ends,), **{f"{kind}_feats": table})
 
     check_all(source(times[:2].repeat(2)))
-    none = np.empty(0, np.int64)
-    source(times[:2].repeat(2)).check_edges(4, none, none)  # as the last of several ranks does
     with pytest.raises(GraphDataError, match=rf"t.npy, row 2: {kind} 2 of .* has time nan"):
         check_all(source(mapped_npy(tmp_path / "t.npy")))
     with pytest.raises(GraphDataError, match=rf"^{kind} 1 of .* has time inf"):

@@ -454,7 +454,6 @@ def test_the_options_of_the_command(tmp_path, capsys):
     assert dtypes == {"id": "uint8", "label": "int64", "feat": "float32", **masks}
     for wrong, message in (
         (["--nodes", "3", "--nodes", str(folder / "n.csv")], "--nodes is one number, or files"),
-        (["--columns", "id=doi,feat=a,b,src=x"], "time: --columns id=doi --columns feat=a,b --columns src=x (got"),
         (["--types", "float32"], "--types must be COLUMN=DTYPE, once for each name (got float32)"),
         (["--types", "weight=float33"], "the type of column 'weight' must be one of bool,"),
     ):

@@ -282,7 +282,7 @@ def launch(hosts: namespaces.Hosts, where: Path, script: list[str], *more: str) 
     (where / "ip_config.txt").write_text("".join(lines[:NUM_LAUNCHED]))
     flags = f"--launcher_flags={shlex.join(hosts.launcher_flags)}"
     options = ["--num_trainers", "1", "--num_servers", "1", "--ip_config", "ip_config.txt", "--workspace", str(where)]
-    tool = [sys.executable, "-m", "mpigraph", "launch", "--launcher", "hydra", flags, *options, *more]
+    tool = [sys.executable, "-m", "mpigraph", "launch", flags, *options, *more]
     return [*hosts.enter(0), *tool, shlex.join([*warm_python(), *script])]
 
 

@@ -102,7 +102,7 @@ def hub(num_nodes: int, num_edges: int) -> GraphSource:
 def test_every_row_is_read_once_whatever_the_parts(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, graph: GraphSource, num_parts: int
 ) -> None:
-    monkeypatch.setattr(options, "_SAMPLES_OF_FILES", 0)  # rows by which graphs are compared
+    monkeypatch.setattr(options, "_SAMPLES", 0)  # rows by which graphs are compared
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             partition_source(graph, "g", num_parts, folder / "wanted", "random")

@@ -141,8 +141,8 @@ def flip(path: Path) -> None:
     damaged.flip(path, rows[0])
 
 
-OTHERS = "files of an interrupted run in {} are of another graph or of other options: not used"
-NO_PART = "no part is complete with this assignment and these features: all are written"
+OTHERS = "nothing to resume in {}: no assignment is of this graph and these options"
+NO_PART = "nothing to resume in {}: no complete part is of this graph, assignment and features"
 
 
 def other_papers(source: GraphSource, **changes: Feature) -> GraphSource:
@@ -209,16 +209,16 @@ def test_a_finished_graph_is_written_anew_and_that_is_told(killed: Killed, writt
     killed.cut()
     check_equal(killed.expected, killed.out)
     assert written == [0, 1, 2, 3]
-    assert caplog.messages == [f"there is nothing to resume in {killed.out}: this run begins at the beginning"]
+    assert caplog.messages == [OTHERS.format(killed.out)]
 
 
 def test_nothing_to_resume_is_told(tmp_path: Path, caplog) -> None:
     g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
     partitioning.partition_graph(g, "g", 2, tmp_path, part_method="random", resume=True)
-    assert caplog.messages == [f"there is nothing to resume in {tmp_path}: this run begins at the beginning"]
+    assert caplog.messages == [OTHERS.format(tmp_path)]
     assignment = np.arange(170) % 3
     partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=assignment, resume=True)
-    assert caplog.messages[1:] == [f"there is nothing to resume in {tmp_path}/h: this run begins at the beginning"]
+    assert caplog.messages[1:] == [NO_PART.format(tmp_path / "h")]
 
 
 def test_parts_of_a_given_assignment_are_taken_up(tmp_path: Path, monkeypatch, written, caplog) -> None:

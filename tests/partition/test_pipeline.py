@@ -1,14 +1,9 @@
 """Partitioning: assignments, relabelling, and the round trip from the shards back to the original graph."""
 
-import signal
-import threading
-import time
-
 import damaged
 import numpy as np
 import pymetis
 import pytest
-from input_checks import bytes_in_memory
 from typed_parts import COUNTS, EDGES, check_round_trip, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -19,7 +14,6 @@ from mpigraph.partition.assign import METHODS
 from mpigraph.partition.assigning import Task, balance_criteria
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.row_arrays import CastRows
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardWriter
@@ -112,26 +106,6 @@ def test_metis_gives_the_parts_that_pymetis_gives(objtype, recursive, weighted):
         assert own.tolist() == list(wrapped.vertex_part) and len(np.unique(own)) == num_parts
 
 
-def test_other_threads_run_while_metis_works():
-    """The clock of the command line needs them."""
-    source = homogeneous(40_000, *power_law(40_000, 400_000))
-    adjacency = adjacency_of(source)
-    ticks, stop = [], threading.Event()
-
-    def tick():
-        while not stop.wait(0.01):
-            ticks.append(time.monotonic())
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    begin = time.monotonic()
-    metis.call_metis(adjacency, 2, balance_criteria(source).weights)
-    end = time.monotonic()
-    stop.set()
-    thread.join()
-    assert sum(begin < moment < end for moment in ticks) >= 5
-
-
 @pytest.mark.parametrize("path", ["/proc/nowhere/parts", "file/parts"])
 def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, monkeypatch, path):
     (tmp_path / "file").write_text("")
@@ -141,12 +115,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, m
     check_writable(tmp_path / "new" / "parts")
     assert not (tmp_path / "new").exists()
     (tmp_path / "part1").symlink_to("/")
-    with pytest.raises(InvalidArgumentError, match="part1: a link leads out of the folder"):
-        check_writable(tmp_path)
-    (tmp_path / "part1").unlink()
-    (tmp_path / "part0").mkdir()
-    (tmp_path / "part1").symlink_to("part0")
-    with pytest.raises(InvalidArgumentError, match="part1: a link leads to part0"):
+    with pytest.raises(InvalidArgumentError, match="part1: a link to /, where a graph would be written over"):
         check_writable(tmp_path)
 
 
@@ -206,29 +175,19 @@ def test_every_seed_that_is_allowed_works(tmp_path, seed):
 
 @pytest.fixture
 def interrupted(tmp_path, monkeypatch):
-    """A graph, a folder in which a run for 3 parts ended while it wrote shards, and the undisturbed result."""
+    """A graph, and a folder in which a run for 3 parts ended while it wrote shards."""
     source = homogeneous(300, *power_law(300, 3000))
-    expected = partition_source(source, "g", 3, tmp_path / "wanted", seed=4)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(pipeline.PartWriter, "write", lambda writer, part: signal.raise_signal(signal.SIGINT))
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(pipeline.PartWriter, "write", lambda writer, part: 1 / 0)
         partition_source(source, "g", 3, tmp_path / "out", seed=4)
     assert not (tmp_path / "out" / "g.json").exists()
     again = METHODS["metis"]._replace(assign=lambda task: pytest.fail("METIS ran again"))
     monkeypatch.setitem(METHODS, "metis", again)
-    return source, tmp_path / "out", expected
-
-
-def test_a_run_that_ends_while_it_writes_does_not_cost_what_metis_found(interrupted, caplog):
-    source, out, expected = interrupted
-    result = partition_source(source, "g", 3, out, seed=4)
-    check_round_trip(source, result, 3)
-    assert np.array_equal(result.orig_nids[0], expected.orig_nids[0])
-    assert [line.startswith("the assignment of an interrupted run is taken") for line in caplog.messages] == [True]
-    assert {path.name for path in out.iterdir()} == {"g.json", "part0", "part1", "part2"}
+    return source, tmp_path / "out"
 
 
 def test_no_other_run_takes_what_metis_found(interrupted):
-    source, out, _ = interrupted
+    source, out = interrupted
     fewer = homogeneous(300, *(ends[:-1] for ends in source.edges[0]))
     for graph, num_parts, options in (
         (source, 3, {"seed": 5}),
@@ -252,29 +211,13 @@ def test_no_other_run_takes_what_metis_found(interrupted):
     ],
 )
 def test_a_damaged_result_of_metis_is_ignored(interrupted, caplog, damage):
-    source, out, _ = interrupted
+    source, out = interrupted
     (kept,) = out.glob("*.assignment")
     damage(kept)
     with pytest.raises(pytest.fail.Exception, match="METIS ran again"):
         partition_source(source, "g", 3, out, seed=4)
     (line,) = caplog.messages
     assert line.startswith(f"the assignment of an interrupted run is ignored: {kept}: ")
-
-
-def test_bytes_in_memory_leave_out_what_is_mapped(tmp_path):
-    source = homogeneous(6, [0, 1, 2], [1, 2, 4])
-    half = np.ones((6, 4), np.float16)
-    np.save(tmp_path / "half.npy", half)
-
-    def size(**feats):
-        table = {name: Feature(values, "float32") for name, values in feats.items()}
-        return bytes_in_memory(GraphSource(source.schema, (6,), source.edges, {"_N": table})) - 2 * 3 * 8
-
-    mapped = CastRows(np.load(tmp_path / "half.npy", mmap_mode="r")[:], np.float32)
-    assert np.array_equal(mapped[np.arange(2)], np.ones((2, 4), np.float32))
-    assert size(a=CastRows(half, np.float32)) == 6 * 4 * 2
-    assert size(b=mapped) == 0
-    assert size(a=half.astype(np.float32)) == 6 * 4 * 4
 
 
 def test_bad_input_is_named(tmp_path):
@@ -290,7 +233,7 @@ def test_bad_input_is_named(tmp_path):
         partition_source(good, "g", 0, tmp_path)
     with pytest.raises(InvalidArgumentError, match="objtype"):
         partition_source(good, "g", 2, tmp_path, objtype="both")
-    with pytest.raises(InvalidArgumentError, match=r"'multilevel' minimises the cut \(got objtype 'vol'\)"):
+    with pytest.raises(InvalidArgumentError, match=r"objtype of 'multilevel' must be one of \['cut'\] \(got 'vol'\)"):
         partition_source(good, "g", 2, tmp_path, "multilevel", objtype="vol")
     with pytest.raises(GraphDataError, match="feature 'x' of '_N' must have 4 rows"):
         GraphSource(good.schema, (4,), good.edges, {"_N": {"x": Feature.of(np.zeros(3))}})

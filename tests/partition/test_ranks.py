@@ -185,7 +185,7 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
         "features:": replace(skewed(50, 200), node_feats={}),
     }  # fmt: skip
     rows = ["sources of", "destinations of", "node feature 'id'", "edge feature 'ends'"]
-    rows += ["balance classes", "the assignment"]
+    rows += ["balance classes", "assignment"]
     with shared_folder(comm) as folder:
         for name, other in rest.items():
             own = {name: other} if comm.rank == last else {}

@@ -105,7 +105,7 @@ def test_a_killed_run_is_resumed_with_the_same_dtype_only(tmp_path: Path, monkey
     def cut(dtype: str, resume: bool = False) -> Path:
         return partition_source(source, "g", 4, tmp_path, "random", feat_dtype=dtype, resume=resume).config_path
 
-    told = {"float16": "2 of 4 parts are complete", "bfloat16": "no part is complete with this assignment and these"}
+    told = {"float16": "2 of 4 parts are complete", "bfloat16": "no complete part is of this graph"}
     for dtype, line in told.items():
         interrupt(monkeypatch, 2, lambda: cut("float16"))
         before = state(tmp_path)

@@ -37,9 +37,9 @@ def bytes_in_memory(source):
 
 def check_all(source):
     """What one rank checks of a whole graph before it is cut."""
-    for first, src, dst in edge_chunks(source):
-        source.check_edges(first, src, dst)
-    source.check_nodes()
+    for chunk in edge_chunks(source):
+        source.check_edges(chunk)
+    source.check_values()
 
 
 def check_parts(source, folder, method="random"):

@@ -20,7 +20,7 @@ from mpigraph.memory import give_back
 from mpigraph.partition.assigning import ROUND_BYTES, Method, Task, Workload, limits, loads_of
 from mpigraph.partition.metis import call_metis
 from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import FEW_RANKS, Level, finest_level, hashes
+from mpigraph.partition.multilevel.dist_csr import Level, finest_level, hashes
 from mpigraph.partition.multilevel.loops import Rows
 from mpigraph.partition.multilevel.refinement import Effort, refine, violation
 
@@ -90,7 +90,7 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
     edges = -(-work.num_edges // ranks)  # counted as stored both ways
     ghosts = min(work.num_nodes - nodes, edges)
     clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else ROUND_BYTES)
-    clustering += 20 * (nodes + ghosts) if ranks > FEW_RANKS else 0  # their positions lie in a hash table
+    clustering += 4 * (work.num_nodes - nodes - ghosts)  # the table of positions has a place for those, too
     coarsest = 22 * nodes + 2 * ghosts + 18 * work.num_nodes + 126 * min(3 * work.num_edges // 4, _MAX_EDGES)  # METIS
     if not mapping:  # 4 of the finest level, which waits in a file beyond 64 MiB, and 6 of the next one
         clustering += 10 * edges

@@ -8,6 +8,7 @@ LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architecture
 together. Clusters become the nodes of a coarser level; parts of the coarser level become those of the finer one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,26 +94,33 @@ class _Clusters:
         count = loops.propose_labels(level.graph, self.known, self._caps, turn % _TURNS, salt, nodes, labels)
         nodes = nodes[:count]
         labels = labels[:count]
-        keys = self.table.keys
-        targets = keys[labels]
-        route = Route(level.exchange, self.mirror.owners(targets))
-        came = route.there(np.column_stack([targets, keys[nodes], level.weights[nodes]]))
-        accepted = route.back(self._let_in(came, combine(self._seed, 2, turn))[:, None])[:, 0] == 1
+        targets = self.table.keys[labels]
+        owners = self.mirror.owners(targets)
+        accepted = self._ask(owners, targets, nodes, combine(self._seed, 2, turn), self._let_in) == 1
         self._move(nodes[accepted], labels[accepted])
 
-    def _let_in(self, came: Array, salt: np.uint64) -> I64:
-        """Judge rows of (cluster, node, weights ...); return int64[p], 1 where the node may join."""
-        clusters = self.mirror.positions(came[:, 0])
-        order = np.lexsort((hashes(came[:, 1], salt), clusters))
+    def _ask(self, ranks: I64, groups: Array, nodes: I32, salt: np.uint64, judge: Callable[..., Array]) -> Array:
+        """Send own nodes to the ranks that judge their groups (int[p] each); return the answers, int[p].
+
+        ``judge`` gets the groups, the keys and the weights of the nodes that come, in the order of groups and hashes.
+        """
+        level = self._level
+        route = Route(level.exchange, ranks)
+        came = route.there(np.column_stack([groups, self.table.keys[nodes], level.weights[nodes]]))
+        order = np.lexsort((hashes(came[:, 1], salt), came[:, 0]))
+        came = came[order]
         answers = np.empty(len(came), np.int64)
-        out = np.empty(len(came), np.int64)
-        weights = came[order, 2:].astype(np.int32)
-        clusters = clusters[order]
-        loops.accept_in_order(clusters, weights, self._caps, self.loads, self.members, out)
+        answers[order] = judge(came[:, 0], came[:, 1], came[:, 2:].astype(np.int32))
+        return route.back(answers[:, None])[:, 0]
+
+    def _let_in(self, groups: Array, keys: Array, weights: Array) -> I64:
+        """Return 1 where a node may join its cluster, int64[p]."""
+        clusters = self.mirror.positions(groups)
+        admitted = np.empty(len(groups), np.int64)
+        loops.accept_in_order(clusters, weights, self._caps, self.loads, self.members, admitted)
         self._changed = np.zeros(self._level.num_own, np.bool_)
-        self._changed[clusters[out == 1]] = True
-        answers[order] = out
-        return answers
+        self._changed[clusters[admitted == 1]] = True
+        return admitted
 
     def _move(self, nodes: I32, labels: I32) -> None:
         """Move own nodes to clusters that have admitted them, and tell the ranks that follow them."""
@@ -165,7 +173,7 @@ class _Clusters:
         favourites = np.empty(len(alone), np.int32)
         salt = combine(self._seed, 3)
         keys = self.table.keys
-        loops.favourite_labels(level.rows, self.known, alone, salt, favourites)
+        loops.favourite_labels(level.graph, self.known, np.full_like(self._caps, 2**62), alone, salt, favourites)
         alone = alone[favourites != -1]
         favourites = favourites[favourites != -1]
         isolated = favourites == -2
@@ -177,7 +185,9 @@ class _Clusters:
         rounds = -(-level.exchange.sum_of(len(alone)) // (_PACKED * level.exchange.size))
         for turn in range(rounds):
             chosen = np.flatnonzero(groups % rounds == turn)
-            leaders[chosen] = self._leaders(groups[chosen], alone[chosen], salt)
+            group = groups[chosen]
+            ranks = np.where(group >= 0, self.mirror.owners(np.maximum(group, 0)), (-1 - group) % level.exchange.size)
+            leaders[chosen] = self._ask(ranks, group, alone[chosen], salt, self._pack)
         moving = leaders != keys[alone]
         joined = leaders[moving]
         moved = alone[moving]
@@ -188,23 +198,11 @@ class _Clusters:
         self._meet(known)
         self._move(moved, labels)
 
-    def _leaders(self, groups: Array, nodes: I32, salt: np.uint64) -> Array:
-        """Return int[p], the keys of the first nodes of the packs that own nodes come into; as of :meth:`pack`."""
-        level = self._level
-        bucket = -1 - groups
-        ranks = np.where(bucket < 0, self.mirror.owners(np.maximum(groups, 0)), bucket % level.exchange.size)
-        route = Route(level.exchange, ranks)
-        came = route.there(np.column_stack([groups, self.table.keys[nodes], level.weights[nodes]]))
-        return route.back(self._packed(came, salt)[:, None])[:, 0]
-
-    def _packed(self, came: Array, salt: np.uint64) -> I64:
-        """Pack rows of (group, node, weights ...); return int64[p], the key of the first node of each one's pack."""
-        order = np.lexsort((hashes(came[:, 1], salt), came[:, 0]))
-        first = np.empty(len(came), np.int64)
-        loops.pack_in_order(came[order, 0].astype(np.int64), came[order, 2:].astype(np.int32), self._caps, first)
-        leaders = np.empty(len(came), np.int64)
-        leaders[order] = came[order, 1][first]
-        return leaders
+    def _pack(self, groups: Array, keys: Array, weights: Array) -> Array:
+        """Return the key of the first node of each node's pack, int[p]."""
+        first = np.empty(len(groups), np.int64)
+        loops.pack_in_order(groups.astype(np.int64), weights, self._caps, first)
+        return keys[first]
 
 
 def _sums_of(count: int) -> loops.Sums:

@@ -10,18 +10,15 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.compact import LocalIds
 from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.loops import distinct_in_rows
 from mpigraph.partition.multilevel.loops import Graph, Rows
-from mpigraph.partition.source import all_edges_among_nodes
+from mpigraph.partition.source import edge_chunks, ends_among_nodes
 from mpigraph.partition.spill import MatrixSpill, Scratch
 from mpigraph.storage.format import index_dtype
 
 _CHUNK = 1 << 20
-FEW_RANKS = 16
-"""On more ranks, each meets a small part of the nodes: their positions lie in a hash table then."""
 
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
@@ -47,8 +44,8 @@ class Mirror:
         self.bounds = bounds
         self._own_keys = own_keys
         self._are_all = len(own_keys) == int(bounds[exchange.rank + 1] - bounds[exchange.rank])  # as on the first level
-        self._told: list[list[Array]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
-        self._followed: list[list[Array]] = [[] for _ in range(exchange.size)]  # positions of followed nodes
+        self._told: list[Array] = [np.empty(0, np.int32)] * exchange.size  # own nodes that each rank follows
+        self._followed = list(self._told)  # positions of followed nodes, by their owners
 
     @property
     def num_own(self) -> int:
@@ -58,8 +55,8 @@ class Mirror:
     def copy(self) -> "Mirror":
         """Return a mirror of the same nodes that can follow more."""
         other = Mirror(self.exchange, self.bounds, self._own_keys)
-        other._told = [list(chunks) for chunks in self._told]
-        other._followed = [list(chunks) for chunks in self._followed]
+        other._told = list(self._told)
+        other._followed = list(self._followed)
         return other
 
     def owners(self, keys: Array) -> I64:
@@ -83,10 +80,10 @@ class Mirror:
         route = Route(self.exchange, self.owners(keys))
         asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
         for told, begin, end in _runs(route.coming):
-            self._told[told].append(asked[begin:end])
+            self._told[told] = np.append(self._told[told], asked[begin:end])
         ordered = positions[route.order]
         for owner, begin, end in _runs(route.counts):
-            self._followed[owner].append(ordered[begin:end])
+            self._followed[owner] = np.append(self._followed[owner], ordered[begin:end])
         return route.back(values.take(asked, axis=0))
 
     @collective("ranks")
@@ -98,45 +95,34 @@ class Mirror:
         """
         if self.exchange.size == 1:
             return np.empty(0, np.int32), np.column_stack([column[:0] for column in columns])
-        told = [_joined(chunks) for chunks in self._told]
-        followed = [_joined(chunks) for chunks in self._followed]
         if changed is None:
-            counts = np.array(list(map(len, told)), np.int64)
-            rows_of = (values.take(np.concatenate(told), axis=0) for values in columns)
-            news, _ = self.exchange.all_to_all(np.column_stack([*rows_of]), counts)
-            return np.concatenate(followed), news
-        leaving = [_changed_rows(nodes, changed, columns) for nodes in told]
+            changed = np.ones(self.num_own, np.bool_)
+        leaving = [_changed_rows(nodes, changed, columns) for nodes in self._told]
         counts = np.array(list(map(len, leaving)), np.int64)
-        arrived, coming = self.exchange.all_to_all(_joined(leaving), counts)
+        arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
         del leaving
         positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
-            positions[begin:end] = followed[owner][arrived[begin:end, 0]]
+            positions[begin:end] = self._followed[owner][arrived[begin:end, 0]]
         return positions, arrived[:, 1:]
 
 
 class NodeTable:
     """Positions of nodes by key: the own ones (int[n], ascending) first, then others as they are met.
 
-    Keys are below ``num_keys``. One rank alone has no other nodes.
+    One rank alone has no other nodes. Several have a position for each key, below ``num_keys``: fewer bytes than a hash
+    table, since most ranks meet a good part of all nodes.
     """
 
     def __init__(self, own_keys: Array, num_keys: int, ranks: int) -> None:
-        self._alone = ranks == 1
         self._count = len(own_keys)
-        self._ids: LocalIds | None = None
+        self._listed = own_keys.astype(index_dtype(num_keys))
         self._position: I32 | None = None
-        if ranks == 1:
-            self._listed = own_keys.astype(index_dtype(num_keys))
-        elif ranks <= FEW_RANKS:
+        if ranks > 1:
             self._listed = np.empty(num_keys, index_dtype(num_keys))  # pages beyond the last position are never touched
             self._listed[: self._count] = own_keys
             self._position = np.full(num_keys, -1, np.int32)
             self._position[own_keys] = np.arange(self._count, dtype=np.int32)
-        else:
-            self._ids = LocalIds(max(num_keys, 1))
-            self._ids.reset(own_keys.astype(np.int64))
-            self._listed = self._ids.ids
 
     @property
     def keys(self) -> Array:
@@ -145,14 +131,8 @@ class NodeTable:
 
     def positions(self, keys: Array) -> I32:
         """Return int32[n], the positions of keys, adding those that are new."""
-        if self._alone:
-            return np.searchsorted(self._listed, keys.astype(self._listed.dtype, copy=False)).astype(np.int32)
         if self._position is None:
-            assert self._ids is not None, "closed"
-            positions = self._ids.insert(keys)
-            self._listed = self._ids.ids
-            self._count = len(self._listed)
-            return positions
+            return np.searchsorted(self._listed, keys.astype(self._listed.dtype, copy=False)).astype(np.int32)
         positions = self._position.take(keys)
         new = np.flatnonzero(positions < 0)
         if len(new):
@@ -166,7 +146,6 @@ class NodeTable:
 
     def close(self) -> None:
         """Keep only the keys: no more positions are looked up."""
-        self._ids = None
         self._position = None
 
 
@@ -238,7 +217,8 @@ def finest_level(task: Task) -> Level:
     dtype = index_dtype(total)
     arrived = MatrixSpill(scratch, last - first, 2, dtype)
     done, num_edges = 0, max(sum(task.source.edge_counts), 1)
-    for src, dst in all_edges_among_nodes(task.source, exchange.rank, exchange.size):
+    for chunk in edge_chunks(task.source, None, exchange.rank, exchange.size):
+        src, dst = ends_among_nodes(task.source, chunk)
         task.report(min(done / num_edges, 1.0))
         done += len(src) * exchange.size
         ends = np.stack([src, dst], axis=1).astype(dtype)[src != dst]
@@ -266,9 +246,9 @@ def finest_level(task: Task) -> Level:
 
 def _changed_rows(nodes: Array, changed: Mask, columns: tuple[Array, ...]) -> Array:
     """Return int[k, 1 + columns]: numbers of those of the nodes that have changed, and their values."""
-    starts = range(0, len(nodes), _CHUNK)  # since numpy makes int64 of what it indexes by
+    starts = range(0, max(len(nodes), 1), _CHUNK)  # since numpy makes int64 of what it indexes by
     chunks = [first + np.flatnonzero(changed[nodes[first : first + _CHUNK]]).astype(np.int32) for first in starts]
-    chosen = _joined(chunks)
+    chosen = np.concatenate(chunks)
     return np.column_stack([chosen, *(values.take(nodes[chosen], axis=0) for values in columns)])
 
 
@@ -278,10 +258,3 @@ def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
     for rank, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
         if count:
             yield rank, end - count, end
-
-
-def _joined(chunks: list[Array]) -> Array:
-    """Return the concatenation of chunks, which replaces them."""
-    if len(chunks) != 1:
-        chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int32)]
-    return chunks[0]

@@ -84,43 +84,55 @@ def _gain(weight: Any) -> Any:
 
 
 @njit()
+def _best_label(graph: Graph, u: int, clusters: Clusters, start: int, caps: I64, salt: np.uint64) -> int:
+    """Return the other cluster that can take a node and to which most of its edge weight leads; else ``start``.
+
+    start: its own cluster, which must not be better, or -1.  caps: int64[criteria], the most that a cluster may weigh.
+    """
+    own = clusters.labels[u]
+    of_label = clusters.sums.of
+    count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
+    best = start
+    best_rating = 0
+    best_tie = np.uint64(0)
+    if start == own:
+        best_rating = of_label[own]
+        best_tie = mix64(mix64(np.uint64(clusters.keys[own])) ^ salt)
+    for t in range(count):
+        label = clusters.sums.met[t]
+        value = of_label[label]
+        of_label[label] = 0
+        if label == own or value < best_rating:
+            continue
+        tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
+        if value == best_rating and tie < best_tie:
+            continue
+        if fits(graph.weights, u, clusters.loads, label, caps):
+            best = label
+            best_rating = value
+            best_tie = tie
+    return best
+
+
+@njit()
 def propose_labels(
     graph: Graph, clusters: Clusters, caps: I64, turn: int, salt: np.uint64, out_nodes: I32, out_labels: I32
 ) -> int:
-    """Find the cluster to which most edge weight of a node leads, for the nodes whose turn it is (hash modulo 8).
+    """Find the best cluster of each node whose turn it is (hash modulo 8).
 
     caps: int64[criteria], the most that a cluster may weigh.  out_nodes, out_labels: int32[n], filled with the nodes
     that want to move, and their targets.  Returns their number.
     """
-    label_keys = clusters.keys
-    of_label = clusters.sums.of
-    count_moves = 0
+    count = 0
     for u in range(len(graph.rows.indptr) - 1):
-        if np.int64(mix64(np.uint64(label_keys[u]) ^ salt) & np.uint64(7)) != turn:
+        if np.int64(mix64(np.uint64(clusters.keys[u]) ^ salt) & np.uint64(7)) != turn:
             continue
-        count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
-        own = clusters.labels[u]
-        best = own
-        best_rating = of_label[own]
-        best_tie = mix64(mix64(np.uint64(label_keys[own])) ^ salt)
-        for t in range(count):
-            label = clusters.sums.met[t]
-            value = of_label[label]
-            of_label[label] = 0
-            if label == own or value < best_rating:
-                continue
-            tie = mix64(mix64(np.uint64(label_keys[label])) ^ salt)
-            if value == best_rating and tie < best_tie:
-                continue
-            if fits(graph.weights, u, clusters.loads, label, caps):
-                best = label
-                best_rating = value
-                best_tie = tie
-        if best != own:
-            out_nodes[count_moves] = u
-            out_labels[count_moves] = best
-            count_moves += 1
-    return count_moves
+        best = _best_label(graph, u, clusters, clusters.labels[u], caps, salt)
+        if best != clusters.labels[u]:
+            out_nodes[count] = u
+            out_labels[count] = best
+            count += 1
+    return count
 
 
 @njit()
@@ -153,29 +165,17 @@ def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: 
 
 
 @njit()
-def favourite_labels(rows: Rows, clusters: Clusters, nodes: I32, salt: np.uint64, out: I32) -> None:
-    """Find for some nodes the cluster that they would join if it were not full.
+def favourite_labels(graph: Graph, clusters: Clusters, caps: I64, nodes: I32, salt: np.uint64, out: I32) -> None:
+    """Find for some nodes the cluster that they would join, by caps that no cluster reaches.
 
     nodes: int32[p].  out: int32[p], the labels; -1 for a node without edges to other clusters, -2 without any.
     """
-    of_label = clusters.sums.of
+    indptr = graph.rows.indptr
     for k in range(len(nodes)):
         u = nodes[k]
-        count = sum_by_group(rows, u, clusters.labels, clusters.sums, 0)
-        out[k] = -1 if rows.indptr[u] < rows.indptr[u + 1] else -2
-        best_rating = 0
-        best_tie = np.uint64(0)
-        for t in range(count):
-            label = clusters.sums.met[t]
-            value = of_label[label]
-            of_label[label] = 0
-            if label == clusters.labels[u] or value < best_rating:
-                continue
-            tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
-            if value > best_rating or tie > best_tie:
-                out[k] = label
-                best_rating = value
-                best_tie = tie
+        out[k] = -2
+        if indptr[u] < indptr[u + 1]:
+            out[k] = _best_label(graph, u, clusters, -1, caps, salt)
 
 
 @njit()

@@ -91,7 +91,6 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     bounds = even_bounds(1600, comm.size)
     if criteria == 1:
         monkeypatch.setattr(assigning, "_MAX_EDGES", 2000)  # so that METIS sees a sample
-        monkeypatch.setattr(dist_csr, "FEW_RANKS", 1)  # so that positions lie in a hash table, as on many ranks
         monkeypatch.setattr(clustering, "_PACKED", 10)  # so that nodes are packed in several rounds
         monkeypatch.setattr(dist_csr, "_CHUNK", 100)
         monkeypatch.setattr(refinement, "_CHUNK", 100)
