@@ -79,11 +79,7 @@ class IdColumn:
 
     def place(self, row: int) -> str:
         """File and row."""
-        for group in self.tables.groups:
-            if row < group.length:
-                return self.tables.place(group, self.name, row)
-            row -= group.length
-        return ""
+        return self.tables.place_of_row(self.name, row)
 
 
 class ValueColumn(NamedTuple):
