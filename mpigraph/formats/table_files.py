@@ -225,17 +225,18 @@ class Tables:
             group = self.groups[number]
             return read(self.columns(group, names), lambda row, name: self.place(group, name, row))
 
-        last = [(0, of_group(0))]  # the group that was read last, since slices end within groups
-        shape, dtype = last[0][1].shape[1:], last[0][1].dtype
+        kept = {0: of_group(0)}  # the group that was read last, since slices end within groups
+        shape, dtype = kept[0].shape[1:], kept[0].dtype
 
         def piece(number: int, begin: int, end: int) -> Array:
-            if last[0][0] != number:
+            if number not in kept:
                 rows = of_group(number)
                 if rows.shape[1:] != shape:
                     lengths = f"{rows.shape[1]} numbers, {shape[0]} before"
                     raise GraphDataError(f"{self.place(self.groups[number], names[0])}: lists have {lengths}")
-                last[0] = number, rows
-            return last[0][1][begin:end]
+                kept.clear()
+                kept[number] = rows
+            return kept[number][begin:end]
 
         def of_rows(begin: int, end: int) -> Array:
             pieces = [piece(*found) for found in overlaps(bounds, begin, end)]

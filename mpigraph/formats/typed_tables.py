@@ -119,10 +119,10 @@ class _Table:
         ways = {column: Way(self._type(column, []), is_ids=True) for column in columns}
         for feature, its in self.values.items():
             dtype = self._type(feature, its)
-            for column in its if dtype != "string" else ():
+            for column in its:
                 fill = self._options.fill.get(column, self._options.fill.get(feature, ""))
                 ways[column] = Way(dtype, fill)
-        tables.parse(ways)
+        tables.parse({column: way for column, way in ways.items() if way.is_ids or way.dtype != "string"})
         for feature, column in self.words.items():
             if feature == _SPLIT:
                 self.features |= _masks(IdColumn(tables, column), ranks)
@@ -131,14 +131,14 @@ class _Table:
                 self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
         if self._kind is not None:
             self.kinds = _category(f"{self.title}: column {self._kind}", IdColumn(tables, self._kind), ranks)
-        features = _matrices_of_numbers(tables, self.values)
-        types = {feature: dtype for feature, its in features.items() if (dtype := self._type(feature, its))}
-        for feature, values in read_values(tables, features, types, ranks, self._options.fill).items():
+        for feature, values in read_values(tables, _matrices_of_numbers(tables, self.values), ways, ranks).items():
             if values.kind in NO_NUMBERS:
                 first = f": the first is in {values.place}" if values.place else ""
                 self.left_out.append(f"{self.title}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
             else:
-                self.features[feature] = self._feature(feature, values, types.get(feature, ""))
+                self.features[feature] = self._feature(
+                    feature, values, self._type(feature, self.values.get(feature, ()))
+                )
 
     def _type(self, feature: str, columns: Sequence[str]) -> str:
         """Return the dtype that the user has named for a feature, or one of its columns; "" without one."""
