@@ -163,13 +163,16 @@ class _Rows:
         """Return the original ids of each type, given in pieces, a part each."""
         counts = self.sizes.sum(axis=1).tolist()
 
-        def make() -> I64:
+        def make() -> list[tuple[int, Array]]:
+            if ranks.exchange.rank:
+                return []
             typed = typewise([np.concatenate(pieces) for pieces in tables], counts)
             if typed is None:
                 raise GraphDataError(f"original ids of {self.kind}s are not those of {counts} {self.kind}s")
-            return np.concatenate([np.zeros(0, np.int64), *typed])
+            return [(0, np.concatenate([np.zeros(0, np.int64), *typed]))]
 
-        return np.split(ranks.once("reading original ids", make), np.cumsum(counts)[:-1])
+        ids = ranks.rows("reading original ids", sum(counts), np.int64, make)
+        return np.split(ids, np.cumsum(counts)[:-1])
 
     def features(self) -> list[dict[str, Feature]]:
         """Return the features of each type, in the files of all parts."""

@@ -106,7 +106,10 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
 
 
 def _meta(text: str | bytes) -> dict[str, Any]:
-    meta = json.loads(text)
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise GraphDataError(f"meta is not JSON: {error}") from error
     if not isinstance(meta, dict):
         raise GraphDataError(f"meta must be a JSON object (got {meta!r:.60})")
     return meta

@@ -153,13 +153,12 @@ def read_numbers(
     tables = Tables(paths, ranks, form, kind)
     ways = dict.fromkeys(tables.names, Way(dtype))
     tables.parse(ways)
-    if not any(tables.lengths):
-        return [np.zeros(0, dtype or np.int64) for _ in ways], tables.lengths
     read = read_values(tables, {name: (name,) for name in ways}, ways, ranks)
     for name, column in read.items():
-        if column.kind in NO_NUMBERS:
-            raise GraphDataError(f"{paths[0]}: column {name} must be numbers (got {column.kind})")
-    return [column.rows for column in read.values()], tables.lengths
+        if column.kind in NO_NUMBERS and (column.kind != "none" or any(tables.lengths)):
+            raise GraphDataError(f"{column.place or paths[0]}: column {name} must be numbers (got {column.kind})")
+    columns = [np.zeros(0, dtype or np.int64) if of.kind == "none" else of.rows for of in read.values()]
+    return columns, tables.lengths
 
 
 class _Form(NamedTuple):

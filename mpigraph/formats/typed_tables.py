@@ -131,7 +131,8 @@ class _Table:
                 self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
         if self._kind is not None:
             self.kinds = _category(f"{self.title}: column {self._kind}", IdColumn(tables, self._kind), ranks)
-        for feature, values in read_values(tables, _matrices_of_numbers(tables, self.values), ways, ranks).items():
+        features = _matrices_of_numbers(tables, self.values)
+        for feature, values in read_values(tables, features, ways, ranks).items():
             if values.kind in NO_NUMBERS:
                 first = f": the first is in {values.place}" if values.place else ""
                 self.left_out.append(f"{self.title}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
