@@ -152,8 +152,8 @@ class _Rows:
             return of_types, None
         beside = read_tensors(file)
         unread.update(f"{key!r} in {file.name}" for key in beside if key not in self.names)
-        found = [np.asarray(beside[name].values) if name in beside else np.zeros(0, int) for name in self.names]
-        return of_types, found if [*map(np.shape, found)] == [*map(np.shape, of_types)] else None
+        originals = [np.asarray(beside[name].values) if name in beside else np.zeros(0, int) for name in self.names]
+        return of_types, originals if [*map(np.shape, originals)] == [*map(np.shape, of_types)] else None
 
     def ids_beside(self, path: Path) -> Path:
         """Return the file of original ids beside a part's graph, which may not exist."""
@@ -260,8 +260,8 @@ def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
     for number, (rows, keys) in enumerate(zip(kinds, (nodes.names, relations), strict=True)):
         its, tables = tables[: len(rows.names)], tables[len(rows.names) :]
         if all(known[number] for known, _ in told):
-            found = rows.originals(its, ranks)
-            original.append(tuple(found[t] for t in _order(keys)))
+            of_types = rows.originals(its, ranks)
+            original.append(tuple(of_types[t] for t in _order(keys)))
         else:
             text = "%s: DGL kept no original ids of %ss: those that it gave are taken for them"
             get_logger().warning(text, config.path, rows.kind)

@@ -86,9 +86,9 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
-    found = open_hdf5(path)
+    file = open_hdf5(path)
     arrays: Arrays = {}
-    for name, dataset in found.datasets.items():
+    for name, dataset in file.datasets.items():
         if not dataset.ndim:
             arrays[name] = np.asarray(dataset[()])
             continue
@@ -102,7 +102,7 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
             even_blocks(len(dataset), block),
             f"{path}: {name}, row {{}}".format,
         )
-    return _source(arrays, {} if found.meta is None else _meta(found.meta), found.left_out)
+    return _source(arrays, {} if file.meta is None else _meta(file.meta), file.left_out)
 
 
 def _meta(text: str | bytes) -> dict[str, Any]:

@@ -76,12 +76,12 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         files.check(part)
 
     def features(is_node: bool, owner: int, infos: Mapping[str, FeatureInfo]) -> dict[str, Feature]:
-        found = {}
+        of_owner = {}
         for name, info in infos.items():
             stored = StoredRows.of_feature(config, is_node, owner, name)
             rows = _rows_of(files, stored, storage_dtype(info.stored), info.shape)
-            found[name] = Feature(rows, info.dtype, info.narrow, info.categories)
-        return found
+            of_owner[name] = Feature(rows, info.dtype, info.narrow, info.categories)
+        return of_owner
 
     ntypes = list(enumerate(schema.ntypes))
     relations = range(len(schema.relations))

@@ -239,7 +239,7 @@ class Tables:
             return kept[number][begin:end]
 
         def of_rows(begin: int, end: int) -> Array:
-            pieces = [piece(*found) for found in overlaps(bounds, begin, end)]
+            pieces = [piece(*place) for place in overlaps(bounds, begin, end)]
             return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, *shape), dtype), *pieces])
 
         return FileRows(of_rows, (int(bounds[-1]), *shape), dtype, bounds, partial(self.place_of_row, names[0]))

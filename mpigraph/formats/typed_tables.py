@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -291,7 +290,8 @@ def _numbered(names: IdColumn, ranks: ReadingRanks) -> tuple[list[str], RowArray
     doing = "numbering categories"
     if not names.is_text:
         numbers = np.unique(names.numbers[:])
-        return [*map(str, numbers.tolist())], MadeRows(partial(np.searchsorted, numbers), np.int64, names.numbers), 0
+        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(numbers, rows)), np.int64, names.numbers)
+        return [*map(str, numbers.tolist())], codes, 0
     keys = distinct_texts(ranks, doing, [names], blanks=True)
     keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     missing = 0
@@ -303,8 +303,8 @@ def _numbered(names: IdColumn, ranks: ReadingRanks) -> tuple[list[str], RowArray
             missing += int((numbers < 0).sum())
             yield first, numbers
 
-    codes = ranks.rows(doing, len(names), np.int64, own)
-    return [key.decode() for key in keys.tolist()], codes, ranks.exchange.sum_of(missing)
+    of_words = ranks.rows(doing, len(names), np.int64, own)
+    return [key.decode() for key in keys.tolist()], of_words, ranks.exchange.sum_of(missing)
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)

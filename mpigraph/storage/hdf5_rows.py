@@ -38,16 +38,16 @@ def is_hdf5(path: Path) -> bool:
 def open_hdf5(path: Path) -> UserFile:
     """Open a file. Raises GraphDataError: a dataset was not written to the end; OSError: it cannot be read."""
     file = h5py.File(path, "r", locking=False)
-    found = UserFile({}, [f"attribute {name}" for name in file.attrs if name != _META], file.attrs.get(_META))
+    content = UserFile({}, [f"attribute {name}" for name in file.attrs if name != _META], file.attrs.get(_META))
 
     for name, item in _items(file, ""):
         if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf":
             what = f"{item.dtype} is no number" if isinstance(item, h5py.Dataset) else "no dataset"
-            found.left_out.append(f"{name}: {what}")
+            content.left_out.append(f"{name}: {what}")
             continue
         _check_written(path, name, item)
-        found.datasets[name] = item
-    return found
+        content.datasets[name] = item
+    return content
 
 
 def _items(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
