@@ -34,9 +34,8 @@ from mpigraph.formats.declared import Entry, ends_of, label_of, relation_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import NO_NUMBERS, read_values
-from mpigraph.formats.table_files import Tables
-from mpigraph.formats.text_files import TextForm, Way
+from mpigraph.formats.table_columns import read_numbers
+from mpigraph.formats.text_files import TextForm
 from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import RowArray, concatenated, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
@@ -135,15 +134,10 @@ class _Chunks:
         paths = self.paths
         if self.format == "csv":  # a file without rows tells no columns
             paths = [path for path in paths if not path.exists() or path.stat().st_size] or paths[:1]
-        tables = Tables(paths, self._ranks, TextForm(self._delimiter, headless=True), self.format)
-        tables.parse(dict.fromkeys(tables.names, Way()))
-        read = read_values(tables, {column: (column,) for column in tables.names}, {}, self._ranks)
-        for column, values in read.items():
-            if values.kind in NO_NUMBERS and any(tables.lengths):
-                raise GraphDataError(f"{paths[0]}: column {column} must be numbers (got {values.kind})")
-        lengths = dict(zip(paths, tables.lengths, strict=True))
-        self.check_rows([lengths.get(path, 0) for path in self.paths])
-        return [column.rows for column in read.values()]
+        columns, lengths = read_numbers(paths, self._ranks, TextForm(self._delimiter, headless=True), self.format)
+        rows = dict(zip(paths, lengths, strict=True))
+        self.check_rows([rows.get(path, 0) for path in self.paths])
+        return columns
 
     def feature(self, name: str) -> Feature:
         """Return data as a feature."""

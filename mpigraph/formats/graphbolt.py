@@ -26,9 +26,8 @@ from mpigraph.formats.declared import Entry, ends_of, mask_name, relation_of
 from mpigraph.formats.input_files import UNREADABLE, FolderFiles, graph_of, mapped_npy
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import read_values
-from mpigraph.formats.table_files import Tables
-from mpigraph.formats.text_files import TextForm, Way
+from mpigraph.formats.table_columns import read_numbers
+from mpigraph.formats.text_files import TextForm
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
@@ -108,8 +107,11 @@ class _Dataset:
             if relation in self.edges:
                 raise entry.error(f"{relation} must be there once")
             kind, path = self._file(entry)
-            ends = _ends_in_csv(path, self.ranks) if kind == "csv" else ends_of(path, mapped_npy(path))
-            self.edges[relation] = ends
+            if kind == "csv":
+                (src, dst), _ = read_numbers([path], self.ranks, TextForm(",", _ENDS, headless=True), dtype="int64")
+            else:
+                src, dst = ends_of(path, mapped_npy(path))
+            self.edges[relation] = src, dst
         if not self.edges:
             raise graph.error("edges must name at least one relation")
         keys = map(relation_key, self.edges)
@@ -170,15 +172,6 @@ class _Dataset:
         if not rows.ndim or rows.dtype.kind not in "biuf":
             raise GraphDataError(f"{path} must be rows of numbers (got {rows.dtype}{list(rows.shape)})")
         return path, rows
-
-
-def _ends_in_csv(path: Path, ranks: ReadingRanks) -> tuple[RowArray, RowArray]:
-    tables = Tables([path], ranks, TextForm(",", _ENDS, headless=True), "csv")
-    tables.parse(dict.fromkeys(_ENDS, Way("int64")))
-    if not sum(tables.lengths):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    read = read_values(tables, {end: (end,) for end in _ENDS}, dict.fromkeys(_ENDS, "int64"), ranks)
-    return read["source"].rows, read["destination"].rows
 
 
 def _label(pieces: Sequence[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:

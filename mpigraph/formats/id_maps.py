@@ -17,7 +17,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import IdColumn
-from mpigraph.partition.exchange import even_bounds
+from mpigraph.partition.exchange import Route, even_bounds
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 
@@ -219,14 +219,11 @@ def _common_dtype(ranks: ReadingRanks, ids: Array) -> np.dtype[Any]:
 def _sorted_together(ranks: ReadingRanks, ids: Array, rows: I64) -> tuple[Array, I64]:
     """Sort the ids of all ranks, of one dtype, and their rows along, which ascend; return this rank's range of them."""
     exchange = ranks.exchange
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
     sample = ids[np.linspace(0, len(ids) - 1, min(len(ids), _SAMPLES * exchange.size), dtype=np.int64)]
     known = np.sort(_values_of(exchange.gather(_bytes_of(sample)), ids.dtype))
-    ends = np.searchsorted(ids, known[even_bounds(len(known), exchange.size)[1:-1]] if len(known) else known)
-    counts = np.diff(np.append(ends, len(ids)), prepend=0) if len(known) else np.zeros(exchange.size, np.int64)
-    records = np.concatenate([_bytes_of(ids), _bytes_of(rows[order])], axis=1)
-    came, _ = exchange.all_to_all(records, counts)
+    bounds = known[even_bounds(len(known), exchange.size)[1:-1]] if len(known) else known
+    records = np.concatenate([_bytes_of(ids), _bytes_of(rows)], axis=1)
+    came = Route(exchange, np.searchsorted(bounds, ids, side="right")).there(records)
     ids, rows = _values_of(came[:, :-8], ids.dtype), _values_of(came[:, -8:], np.dtype(np.int64))
     order = np.argsort(ids, kind="stable")  # equal ids came from lower ranks first, which have lower rows
     return ids[order], rows[order]

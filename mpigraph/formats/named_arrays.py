@@ -19,10 +19,12 @@ name begins, else by its length. Where there are as many edges as nodes, a name 
 """
 
 import json
+import math
 import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +35,17 @@ from mpigraph.formats.declared import MASKS, feature_of, relation_in
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, unescape
-from mpigraph.partition.row_arrays import NamedRows, RowArray, largest
+from mpigraph.partition.row_arrays import FileRows, NamedRows, RowArray, even_blocks, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
-from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
+from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_dataset
 
 _NODE_ARRAYS = ("label", "feat", *MASKS)
 _COUNT = "__num_nodes"
 _NODE = "node_"
 _EDGE = "edge_"
+_BLOCK_BYTES = 1 << 20  # of HDF5, read at once for rows that are no neighbours
 
 Arrays = dict[str, RowArray]
 Owner = str | Relation
@@ -83,14 +86,32 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
-    arrays, left_out = open_hdf5(path)
-    return _source(dict(arrays), read_hdf5_meta(path), left_out)
+    file = open_hdf5(path)
+    arrays: Arrays = {}
+    for name, dataset in file.datasets.items():
+        if not dataset.ndim:
+            arrays[name] = np.asarray(dataset[()])
+            continue
+        chunk = dataset.chunks[0] if dataset.chunks else 1  # whole chunks, since HDF5 reads (and unpacks) no less
+        row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+        block = chunk * max(1, _BLOCK_BYTES // max(1, row_bytes * chunk))
+        arrays[name] = FileRows(
+            partial(read_dataset, path, name, dataset),
+            dataset.shape,
+            dataset.dtype,
+            even_blocks(len(dataset), block),
+            f"{path}: {name}, row {{}}".format,
+        )
+    return _source(arrays, {} if file.meta is None else _meta(file.meta), file.left_out)
 
 
-def _meta(text: str) -> dict[str, Any]:
-    meta = json.loads(text)
+def _meta(text: str | bytes) -> dict[str, Any]:
+    try:
+        meta = json.loads(text)
+    except ValueError as error:
+        raise GraphDataError(f"meta is not JSON: {error}") from error
     if not isinstance(meta, dict):
-        raise GraphDataError(f"meta must be a JSON object (got {text:.60})")
+        raise GraphDataError(f"meta must be a JSON object (got {meta!r:.60})")
     return meta
 
 

@@ -25,23 +25,21 @@ The files do not tell if each edge is stored once: OGB's package knows it by the
 (``_STORED_ONCE``). Where neither the directory's name nor the user tells it, ``left_out`` asks.
 """
 
-import os
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.declared import as_column, ends_of, feature_of, masks_of, relation_of
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, opened, reading
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.text_files import chunks_of_numbers
+from mpigraph.formats.table_columns import read_numbers
+from mpigraph.formats.text_files import TextForm
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 
 _STORED_ONCE = ("ogbn-products", "ogbn-proteins")
@@ -49,7 +47,7 @@ _KNOWN = (*_STORED_ONCE, "ogbn-arxiv", "ogbn-papers100M", "ogbn-mag")
 _SEPARATOR = "___"
 _ARRAY = re.compile(r"(?:num[-_](node|edge)s?[-_](?:list|dict)|(node|edge)[-_](.+?)(?:_dict)?)(?:\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
-_DTYPES = {"": np.int64, "feat": np.float32, "label": np.float64}
+_DTYPES = {"": "int64", "feat": "float32", "label": "float64"}  # of text
 
 Owner = str | Relation
 """A node type or a relation."""
@@ -100,7 +98,7 @@ class _Raw:
     ranks: ReadingRanks
     counts: dict[str, int] = field(default_factory=dict)
     said: dict[Relation, tuple[str, int]] = field(default_factory=dict)  # files that say numbers of edges, and these
-    edges: dict[Relation, tuple[Array, Array]] = field(default_factory=dict)
+    edges: dict[Relation, tuple[RowArray, RowArray]] = field(default_factory=dict)
     feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
@@ -109,7 +107,8 @@ class _Raw:
             for key, values in mapped_npz(self.files.read(path)).items():
                 kind, name = _kind_and_name(key)
                 if kind:
-                    self._add(f"{path.name}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, values)
+                    rows = as_column(values) if name == "label" else values
+                    self._add(f"{path.name}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, rows)
                 else:
                     self.left_out.append(f"raw/{path.name}: {key} begins with neither node_ nor edge_")
 
@@ -119,7 +118,7 @@ class _Raw:
             kind, name = _kind_and_name(path.name)
             for key, values in mapped_npz(self.files.read(path)).items() if kind else ():
                 owner = key if kind == "node" else relation_of(key, _SEPARATOR, None, path.name)
-                self._add(f"{path.name}: {key}", owner, name, values)
+                self._add(f"{path.name}: {key}", owner, name, as_column(values) if name == "label" else values)
 
     def read_text(self) -> None:
         for name in ("num-node-list.csv.gz", "node-label.csv.gz"):
@@ -142,9 +141,9 @@ class _Raw:
                 raise GraphDataError(f"{place}: {relation} is there twice")
             self._read_folder(_inside(self.folder / "relations", _SEPARATOR.join(relation)), "edge", relation)
         for name in ("feat", "label"):
+            self.files.read(self.folder / f"nodetype-has-{name}.csv.gz")  # the folders tell it, too
             for ntype in self.counts:
                 self._read_folder(_inside(self.folder / f"node-{name}", ntype), "node", ntype)
-            self._check_promises(self.folder / f"nodetype-has-{name}.csv.gz", self.folder / f"node-{name}")
 
     def read_split(self, folder: Path) -> None:
         """Read the first folder that is a split, of all nodes or of those of some types."""
@@ -154,12 +153,15 @@ class _Raw:
         split = next(is_split, None)
         if split is None:
             return
-        self._check_promises(split / "nodetype-has-split.csv.gz", split)
+        self.files.read(split / "nodetype-has-split.csv.gz")
         for ntype, count in self.counts.items():
             of_type = split if set(self.counts) == {DEFAULT_NTYPE} else split / ntype
             paths = {name: of_type / f"{name}.csv.gz" for name in ("train", "valid", "test")}
             if paths["train"].is_file():
-                ids = {name: (_short(path), self._table(path, np.int64).reshape(-1)) for name, path in paths.items()}
+                ids = {}
+                for name, path in paths.items():
+                    columns = self._columns(path, "int64")
+                    ids[name] = _short(path), np.concatenate([np.zeros(0, np.int64), *(its[:] for its in columns)])
                 self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, count)
 
     def source(self) -> GraphSource:
@@ -172,58 +174,49 @@ class _Raw:
         edge_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, tuple)}
         return graph_of(self.counts, self.edges, node_feats, edge_feats)
 
-    def _add(self, place: str, owner: Owner, name: str, values: Array) -> None:
+    def _add(self, place: str, owner: Owner, name: str, values: RowArray) -> None:
         """Add an array of a node type or relation, which ``place`` holds; a name "" means their number."""
         if not name:
-            if values.size != 1:
-                raise GraphDataError(f"{place} must be one number, of one graph (got {values.size} numbers)")
-            number = int(values.reshape(-1)[0])
+            numbers = np.asarray(values[:])
+            if numbers.size != 1:
+                raise GraphDataError(f"{place} must be one number, of one graph (got {numbers.size} numbers)")
+            number = int(numbers.reshape(-1)[0])
             if isinstance(owner, str):
                 self.counts[owner] = number
             else:
                 self.said[owner] = place, number
         elif isinstance(owner, tuple) and name == "index":
+            assert isinstance(values, np.ndarray)  # only arrays of npz are called so
             self.edges[owner] = ends_of(place, values)
         else:
             table = self.feats.setdefault(owner, {})
             if name in table:
                 raise GraphDataError(f"{place}: feature {name!r} of {owner!r} is there twice")
-            table[name] = feature_of(name, as_column(values) if name == "label" else values)
+            table[name] = feature_of(
+                name, as_column(values) if name == "label" and isinstance(values, np.ndarray) else values
+            )
 
     def _read_folder(self, folder: Path, kind: str, owner: Owner) -> None:
         """Read the files of text in a folder that are of nodes, or of edges."""
         if isinstance(owner, tuple):
-            path = folder / "edge.csv.gz"
-            small = np.int32 if max(self.counts.values()) < 2**31 else np.int64
-            src, dst = ends_of(_short(path), self._table(path, np.int64, small), in_columns=True)
-            self.edges[owner] = np.ascontiguousarray(src), np.ascontiguousarray(dst)
+            src, dst = self._columns(folder / "edge.csv.gz", "int64", ("src", "dst"))
+            self.edges[owner] = src, dst
         for path in sorted(folder.glob("*.csv.gz")):
             of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
             if of_kind == kind:
-                values = self._values(path, name)
-                self._add(_short(path), owner, name, values if name == "feat" else as_column(values))
+                columns = self._columns(path, _DTYPES.get(name, ""))
+                values = side_by_side(columns)
+                if name == "feat" and len(columns) == 1:
+                    values = MadeRows(lambda rows: rows[:, None], np.float32, values, row_shape=(1,))
+                elif name != "label" and values.dtype == np.float64:
+                    values = as_floats(values)
+                self._add(_short(path), owner, name, values)
 
-    def _values(self, path: Path, name: str) -> Array:
-        if name not in _DTYPES:
-            with suppress(GraphDataError):  # no integers
-                return self._table(path, np.int64)
-        return self._table(path, _DTYPES.get(name, np.float32))
-
-    def _table(self, path: Path, dtype: npt.DTypeLike, narrow: npt.DTypeLike | None = None) -> Array:
-        """Return ``[lines, columns]`` of a compressed csv file of numbers; an empty field is NaN where floats are.
-
-        Integers that all fit a ``narrow`` dtype get it.
-        """
-        file = self._file(path)
-
-        def read() -> Array:
-            chunks = []
-            for chunk in chunks_of_numbers(file, np.dtype(dtype)):
-                small = chunk if narrow is None else chunk.astype(narrow)
-                chunks.append(chunk if narrow is None or (small != chunk).any() else small)
-            return np.concatenate(chunks) if chunks else np.zeros((0, 1 if narrow is None else 2), dtype)
-
-        return self.ranks.once(f"reading {path}", read)
+    def _columns(self, path: Path, dtype: str = "", names: tuple[str, ...] | None = None) -> list[RowArray]:
+        """Return the columns of a csv file of numbers; an empty field is NaN where floats are."""
+        return read_numbers(
+            [self._file(path)], self.ranks, TextForm(",", names, headless=True, first=()), "csv", dtype
+        )[0]
 
     def _words(self, path: Path) -> list[list[str]]:
         with reading(path), opened(self._file(path)) as file:
@@ -233,13 +226,6 @@ class _Raw:
         if not path.is_file():
             raise GraphDataError(f"{_short(path)} is missing")
         return self.files.read(path)
-
-    def _check_promises(self, path: Path, folder: Path) -> None:
-        """Check that a folder has what a file says: a line of type names, then a line of True and False."""
-        names, *rows = (self._words(path) if os.path.lexists(path) else []) or [[]]
-        for name, promise in ((name, promise) for row in rows for name, promise in zip(names, row, strict=False)):
-            if promise == "True" and not (folder / name).is_dir():
-                raise GraphDataError(f"{_short(path)} says that {name!r} has files in {_short(folder)}, which has none")
 
 
 def _kind_and_name(name: str) -> tuple[str, str]:

@@ -64,18 +64,22 @@ class _Parts:
     def source(self) -> GraphSource:
         maps = {ntype: self._node_map(ntype) for ntype in self.ntypes}
         counts = {ntype: len(parts) for ntype, parts in maps.items()}
-        graphs = self._tables("graph.pt", self.relations)
-        ids = [self._joined(r, [table["edge_id"] for table in graphs[r]]) for r in self.relations]
-        order = self._order("edge_id", self.relations, ids, [len(ids_of_relation) for ids_of_relation in ids])
+        graphs, edges = (self._tables(name, self.relations) for name in ("graph.pt", "edge_feats.pt"))
+        nodes = self._tables("node_feats.pt", self.ntypes)
+        order = self._order("edge_id", graphs) | self._order("global_id", nodes, counts)
+        feats = {key: self._features(key, tables, order[key]) for key, tables in (nodes | edges).items()}
+        for ntype, (table, *_) in nodes.items():
+            if "time" in table:  # of all nodes, in every part
+                feats[ntype]["time"] = _feature([table["time"]])
 
         def ends(relation: Relation, name: str) -> RowArray:
-            return Reordered(self._joined(relation, [table[name] for table in graphs[relation]]), order[relation])
+            return Reordered(_joined(relation, graphs[relation], name), order[relation])
 
         return graph_of(
             counts,
             {relation: (ends(relation, "row"), ends(relation, "col")) for relation in self.relations},
-            self._node_features(self._tables("node_feats.pt", self.ntypes), counts),
-            self._edge_features(self._tables("edge_feats.pt", self.relations), order),
+            {ntype: feats[ntype] for ntype in self.ntypes},
+            {relation: feats[relation] for relation in self.relations},
             path=str(self.folder),
             parts=Parts(np.concatenate([maps[ntype] for ntype in sorted(self.ntypes)]), self.num_parts),
             left_out=self.files.left_out(),
@@ -91,6 +95,7 @@ class _Parts:
         return checked_parts(path, parts.numpy(), len(parts), self.num_parts)
 
     def _tables(self, name: str, types: Sequence[Any]) -> dict[Any, list[Table]]:
+        """Return the tables of each type, a part each."""
         tables: dict[Any, list[Table]] = {key: [] for key in types}
         for part in range(self.num_parts):
             path = self.folder / f"part_{part}" / name
@@ -102,60 +107,39 @@ class _Parts:
                 tables[key].append(table)
         return tables
 
-    def _joined(self, what: object, chunks: Sequence[torch.Tensor]) -> RowArray:
-        arrays = [chunk.numpy() for chunk in chunks]
-        if any(array.ndim != 1 or array.dtype.kind != "i" for array in arrays):
-            raise GraphDataError(f"ids of {what} must be integers")
-        return concatenated(arrays)
-
-    def _order(self, what: str, types: Sequence[Any], ids: Sequence[RowArray], counts: Sequence[int]) -> dict[Any, I64]:
+    def _order(
+        self, name: str, tables: Mapping[Any, Sequence[Table]], counts: Mapping[Any, int] | None = None
+    ) -> dict[Any, I64]:
         """Return for each type where its rows stand, in their original order, in the parts one after another."""
-        typed = typewise([np.asarray(ids_of_type[:], np.int64) for ids_of_type in ids], counts)
+        ids = [np.asarray(_joined(key, of_type, name)[:], np.int64) for key, of_type in tables.items()]
+        sizes = [len(its) for its in ids] if counts is None else [counts[key] for key in tables]
+        typed = typewise(ids, sizes)
         if typed is None:
-            raise GraphDataError(f"{what}: the parts do not have every id of 0 to n - 1 once (n is {list(counts)})")
-        order = {}
-        for key, ids_of_type in zip(types, typed, strict=True):
-            order[key] = np.empty(len(ids_of_type), np.int64)
-            order[key][ids_of_type] = np.arange(len(ids_of_type))
-        return order
-
-    def _node_features(
-        self, nodes: Mapping[str, Sequence[Table]], counts: Mapping[str, int]
-    ) -> dict[str, dict[str, Feature]]:
-        ids = [self._joined(t, [table["global_id"] for table in nodes[t]]) for t in self.ntypes]
-        order = self._order("global_id", self.ntypes, ids, [counts[t] for t in self.ntypes])
-        feats = {}
-        for ntype in self.ntypes:
-            feats[ntype] = self._features(ntype, nodes[ntype], order[ntype])
-            if "time" in nodes[ntype][0]:  # of all nodes, in every part
-                feats[ntype]["time"] = _feature([nodes[ntype][0]["time"]])
-        return feats
-
-    def _edge_features(
-        self, edges: Mapping[Relation, Sequence[Table]], order: Mapping[Relation, I64]
-    ) -> dict[Relation, dict[str, Feature]]:
-        feats = {}
-        for r in self.relations:
-            feats[r] = self._features(r, edges[r], order[r])
-            if all("edge_time" in table for table in edges[r]):
-                feats[r]["time"] = self._reordered(r, [table["edge_time"] for table in edges[r]], order[r])
-        return feats
+            raise GraphDataError(f"{name}: the parts do not have every id of 0 to n - 1 once (n is {sizes})")
+        return dict(zip(tables, map(np.argsort, typed), strict=True))
 
     def _features(self, what: object, tables: Sequence[Table], order: I64) -> dict[str, Feature]:
-        by_part = [{n: v for n, v in table.get("feats", {}).items() if v is not None} for table in tables]
-        names = sorted({name for feats in by_part for name in feats})
+        by_part = [{**table.get("feats", {}), "time": table.get("edge_time")} for table in tables]
+        names = sorted({name for feats in by_part for name, values in feats.items() if values is not None})
+        features = {}
         for name in names:
-            missing = [part for part, feats in enumerate(by_part) if name not in feats]
+            missing = [part for part, feats in enumerate(by_part) if feats.get(name) is None]
             if missing:
                 raise GraphDataError(f"part {missing[0]} has no feature {name!r} of {what}, which other parts have")
-        return {name: self._reordered(what, [feats[name] for feats in by_part], order) for name in names}
+            feature = _feature([feats[name] for feats in by_part])
+            if len(feature.values) != len(order):
+                rows = f"{len(feature.values)} rows in all parts"
+                raise GraphDataError(f"features of {what} have {rows}, but there are {len(order)}")
+            features[name] = feature._replace(values=Reordered(feature.values, order))
+        return features
 
-    def _reordered(self, what: object, chunks: Sequence[torch.Tensor], order: I64) -> Feature:
-        feature = _feature(chunks)
-        if len(feature.values) != len(order):
-            rows = f"{len(feature.values)} rows in all parts"
-            raise GraphDataError(f"features of {what} have {rows}, but there are {len(order)}")
-        return feature._replace(values=Reordered(feature.values, order))
+
+def _joined(what: object, tables: Sequence[Table], name: str) -> RowArray:
+    """Return integers of all parts one after another."""
+    arrays = [table[name].numpy() for table in tables]
+    if any(array.ndim != 1 or array.dtype.kind != "i" for array in arrays):
+        raise GraphDataError(f"ids of {what} must be integers")
+    return concatenated(arrays)
 
 
 def _load(path: Path) -> Any:

@@ -8,9 +8,7 @@ the other; a folder has one file for each node type, ``<type>.txt`` or ``<type>.
 and ``parmetis_postprocess.py`` write it. A file holds
 
 - an array of integers (``.npy``), one for each node;
-- a line for each node, with its part: METIS and ParMETIS (``graph.part.4``), DGL's ``<type>.txt``;
-- a line with a node and its part, in any order: ``pm_dglpart``, DGL's ParMETIS. Only for one node type: the file counts
-  all nodes through, in an order of the types that it does not tell.
+- a line for each node, with its part: METIS and ParMETIS (``graph.part.4``), DGL's ``<type>.txt``.
 """
 
 import os
@@ -155,32 +153,30 @@ def read_assignment(
     if not path.exists():
         raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_dir():
-        parts = _parts_in(path, sum(num_nodes), len(schema.ntypes) == 1)
+        parts = _parts_in(path)
         return checked_parts(path, parts, sum(num_nodes), num_parts)
     whole = np.empty(sum(num_nodes), np.int32)
     done = 0
     for ntype, count in zip(schema.ntypes, num_nodes, strict=True):
         file = _file_of(path, ntype, count)
         if file is not None:
-            whole[done : done + count] = checked_parts(file, _parts_in(file, count, True), count, num_parts)
+            whole[done : done + count] = checked_parts(file, _parts_in(file), count, num_parts)
         done += count
     return whole
 
 
 def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
     """Return the file of a node type; None for a type without a file and without nodes."""
-    names = [ntype] if "/" not in ntype else []
-    every = [folder / f"{name}{ending}" for name in names for ending in _ENDINGS]
-    files = [file for file in every if os.path.lexists(file)]
+    files = [file for ending in _ENDINGS if os.path.lexists(file := folder / f"{ntype}{ending}")]
     if len(files) > 1:
         raise GraphDataError(f"{folder} has both {files[0].name} and {files[1].name}: which one is meant?")
     if not files and count:
-        wanted = f"{names[-1]}.txt or {names[-1]}.npy"
+        wanted = f"{ntype}.txt or {ntype}.npy"
         raise GraphDataError(f"{folder} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
     return files[0] if files else None
 
 
-def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
+def _parts_in(path: Path) -> RowArray:
     if first_bytes(path, len(_NPY)) == _NPY:
         return mapped_npy(path)
     try:
@@ -189,23 +185,7 @@ def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
         table: I64 = np.zeros((0, 1), int) if is_empty else np.loadtxt(path, np.int64, comments=None, ndmin=2)
     except UNREADABLE as error:
         raise GraphDataError(f"{path}: must have one part in each line: {error}") from error
-    if table.shape[1] == 1:
-        return table[:, 0]
-    if table.shape[1] != 2:
-        raise GraphDataError(f"{path} must have lines with a part, or with a node and its part (got {table.shape[1]})")
-    if not one_type:
-        raise GraphDataError(
-            f"{path} numbers nodes of several types, in an order that it does not tell: give a folder with one file "
-            "for each node type (DGL's parmetis_postprocess.py makes them)"
-        )
-    nodes, parts = table.T
-    bad = np.flatnonzero((nodes < 0) | (nodes >= count))
-    if len(bad):
-        raise GraphDataError(f"{path}, row {bad[0]}: there is no node {nodes[bad[0]]} among {count}")
-    in_order = np.full(count, -1, np.int64)
-    in_order[nodes] = parts
-    times = np.bincount(nodes, minlength=count)
-    wrong = np.flatnonzero(times != 1)
-    if len(wrong):
-        raise GraphDataError(f"{path} must have every node once (got node {wrong[0]} {times[wrong[0]]} times)")
-    return in_order
+    if table.shape[1] != 1:
+        advice = "of nodes and parts DGL's parmetis_postprocess.py makes a folder with one file for each node type"
+        raise GraphDataError(f"{path}: must have one part in each line (got {table.shape[1]} numbers; {advice})")
+    return table[:, 0]

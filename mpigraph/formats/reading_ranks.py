@@ -94,21 +94,6 @@ class ReadingRanks:
             return np.memmap(path, dtype, "r", shape=(count,)) if count else np.zeros(0, dtype)
 
     @collective("ranks")
-    def once(self, doing: str, make: Callable[[], Array]) -> Array:
-        """Return the array that the first rank makes; the others map it. Raises what it raised, on every rank."""
-        if self.exchange.size == 1:
-            return make()
-        path = self.new_file(".npy")
-        with self.exchange.together(doing):
-            if self.exchange.rank == 0:
-                array = make()
-                with storage_errors(path, "write a temporary file"):
-                    np.save(path, array)
-        with self.exchange.together(doing), storage_errors(path):
-            mapped: Array = np.load(path, mmap_mode="r")
-            return mapped
-
-    @collective("ranks")
     def joined(self, doing: str, own: Array) -> Array:
         """Return the arrays [n] of all ranks one after another, those of the first rank first."""
         lengths = self.exchange.gather(np.array([[len(own)]], np.int64))[:, 0]

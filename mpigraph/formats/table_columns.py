@@ -7,6 +7,7 @@ type that all of its rows have: integers become floats where another row has a f
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from mpigraph.formats.arrow_values import Place, arrow, distinct_in, to_numpy
 from mpigraph.formats.input_files import Errors
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import Group, Tables
+from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import RowArray
 
@@ -79,11 +81,7 @@ class IdColumn:
 
     def place(self, row: int) -> str:
         """File and row."""
-        for group in self.tables.groups:
-            if row < group.length:
-                return self.tables.place(group, self.name, row)
-            row -= group.length
-        return ""
+        return self.tables.place_of_row(self.name, row)
 
 
 class ValueColumn(NamedTuple):
@@ -94,13 +92,6 @@ class ValueColumn(NamedTuple):
     kind: str
     rows: RowArray  # [n] or [n, width]; of what is no numbers nothing
     place: str = ""  # file and row of the first text, if there are numbers before it
-
-
-class _Wish(NamedTuple):
-    """The user's words about a column: a dtype, and the value of rows without one; "" for nothing."""
-
-    dtype: str
-    fill: str
 
 
 class _Look(NamedTuple):
@@ -114,48 +105,60 @@ class _Look(NamedTuple):
 
 @collective("ranks")
 def read_values(
-    tables: Tables,
-    values: Mapping[str, Sequence[str]],
-    types: Mapping[str, str],
-    ranks: ReadingRanks,
-    fill: Mapping[str, str] | None = None,
+    tables: Tables, features: Mapping[str, Sequence[str]], ways: Mapping[str, Way], ranks: ReadingRanks
 ) -> dict[str, ValueColumn]:
     """Read columns of numbers of a table that was parsed.
 
     Args:
         tables: the files.
-        values: columns, by the name that they get; several side by side are the columns of a matrix.
-        types: dtypes that the user has named, by name; "string" leaves values out. A matrix is float32 if it has none.
+        features: columns, by the name that they get; several side by side are the columns of a matrix, which is float32
+            if the user has named no dtype for it.
+        ways: the user's words about columns.
         ranks: the ranks that read it.
-        fill: what rows without a value get, by column or name: a number, or "mean", which only floats can get.
 
     Raises:
         GraphDataError: values cannot be read or are missing; names file and row, of each column the first.
     """
-    fill = fill or {}
-    wishes = {
-        (name, key): _Wish(types.get(name, ""), fill.get(key, fill.get(name, "")))
-        for name, columns in values.items()
-        for key in columns
-    }
-    looks = _looks(tables, {key: wish for (_, key), wish in wishes.items()}, ranks)
+    looks = _looks(tables, {key: ways[key] for columns in features.values() for key in columns}, ranks)
     errors = Errors()
     read = {}
-    for name, columns in values.items():
+    for name, columns in features.items():
         with errors.collected():
-            titles = columns if len(columns) > 1 else [name]
-            kinds = [_kind(tables, key, wishes[name, key], its) for key, its in zip(columns, titles, strict=True)]
+            kinds = [_kind(tables, key, ways[key]) for key in columns]
             kind = next((kind for kind in kinds if kind in NO_NUMBERS), kinds[0])
             if kind in NO_NUMBERS:
                 read[name] = ValueColumn(kind, np.zeros(0), tables.place_of_text(columns[kinds.index(kind)]))
                 continue
+            becomes = "-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)"
             forms = {
-                key: _form(tables, key, its, wishes[name, key], looks[key], title)
-                for key, its, title in zip(columns, kinds, titles, strict=True)
+                key: _form(tables, key, its, ways[key], looks[key], becomes)
+                for key, its in zip(columns, kinds, strict=True)
             }
-            read[name] = ValueColumn(types.get(name, "") or kind, tables.rows(columns, partial(_read_rows, forms)))
+            rows = tables.rows(columns, partial(_read_rows, forms))
+            read[name] = ValueColumn(ways[columns[0]].dtype or kind, rows)
     errors.check()
     return read
+
+
+@collective("ranks")
+def read_numbers(
+    paths: Sequence[Path], ranks: ReadingRanks, form: TextForm, kind: str = "csv", dtype: str = ""
+) -> tuple[list[RowArray], list[int]]:
+    """Return all columns of files of numbers, and how many rows each file has.
+
+    Without a ``dtype`` a column is int64, or float64 if one of its rows asks for that.
+
+    Raises GraphDataError: a value is missing or no number; names file and row, of each column the first.
+    """
+    tables = Tables(paths, ranks, form, kind)
+    ways = dict.fromkeys(tables.names, Way(dtype))
+    tables.parse(ways)
+    read = read_values(tables, {name: (name,) for name in ways}, ways, ranks)
+    for name, column in read.items():
+        if column.kind in NO_NUMBERS and (column.kind != "none" or any(tables.lengths)):
+            raise GraphDataError(f"{column.place or paths[0]}: column {name} must be numbers (got {column.kind})")
+    columns = [np.zeros(0, dtype or np.int64) if of.kind == "none" else of.rows for of in read.values()]
+    return columns, tables.lengths
 
 
 class _Form(NamedTuple):
@@ -195,15 +198,15 @@ def _float32(column: str, rows: Array, place: Place) -> Array:
 
 
 @collective("ranks")
-def _looks(tables: Tables, wishes: Mapping[str, _Wish], ranks: ReadingRanks) -> dict[str, _Look]:
+def _looks(tables: Tables, ways: Mapping[str, Way], ranks: ReadingRanks) -> dict[str, _Look]:
     """Look at the rows of columns whose types and statistics do not tell all; each group of rows by one rank."""
-    looks = dict.fromkeys(wishes, _Look())
-    to_read = [[key for key in wishes if _must_look(tables, group, key, wishes[key])] for group in tables.groups]
+    looks = dict.fromkeys(ways, _Look())
+    to_read = [[key for key in ways if _must_look(tables, group, key, ways[key])] for group in tables.groups]
     if not any(to_read):
         return looks
 
     def look(number: int) -> dict[str, _Look]:
-        return {key: _look(tables, tables.groups[number], key, wishes[key]) for key in to_read[number]}
+        return {key: _look(tables, tables.groups[number], key, ways[key]) for key in to_read[number]}
 
     for of_group in ranks.exchange.map(f"reading {tables.paths[0]}", len(to_read), look):
         for key, its in of_group.items():
@@ -218,17 +221,17 @@ def _looks(tables: Tables, wishes: Mapping[str, _Wish], ranks: ReadingRanks) -> 
     return looks
 
 
-def _must_look(tables: Tables, group: Group, key: str, wish: _Wish) -> bool:
-    kind = "string" if wish.dtype == "string" else tables.kinds[key]
+def _must_look(tables: Tables, group: Group, key: str, way: Way) -> bool:
+    kind = "string" if way.dtype == "string" else tables.kinds[key]
     if kind in (*NO_NUMBERS, "list"):
         return False
-    if (kind == "time" and tables.has_fractions(key)) or (wish.fill and (kind == "float" or wish.fill == "mean")):
+    if (kind == "time" and tables.has_fractions(key)) or (way.fill and (kind == "float" or way.fill == "mean")):
         return True
     missing = tables.missing(group, key)
     return kind != "float" if missing is None else missing > 0
 
 
-def _look(tables: Tables, group: Group, key: str, wish: _Wish) -> _Look:
+def _look(tables: Tables, group: Group, key: str, way: Way) -> _Look:
     column = tables.columns(group, [key])[0]
     gaps = column.is_null().to_numpy(zero_copy_only=False)
 
@@ -238,32 +241,30 @@ def _look(tables: Tables, group: Group, key: str, wish: _Wish) -> _Look:
     has_fractions, total = False, 0.0
     if tables.kinds[key] == "time":
         has_fractions = to_numpy(column.drop_null(), place).dtype.kind == "f"
-    elif wish.fill == "mean" or (wish.fill and tables.kinds[key] == "float"):
-        rows = to_numpy(
-            column, place, wish.dtype, not wish.dtype, "0" if np.dtype(wish.dtype or "f8").kind != "f" else ""
-        )
+    elif way.fill == "mean" or (way.fill and tables.kinds[key] == "float"):
+        rows = to_numpy(column, place, way.dtype, not way.dtype, "0" if np.dtype(way.dtype or "f8").kind != "f" else "")
         gaps = np.isnan(rows)
         total = float(np.nansum(rows, dtype=np.float64))
     return _Look(int(gaps.sum()), (group.file, group.begin + int(gaps.argmax())), has_fractions, total)
 
 
-def _kind(tables: Tables, key: str, wish: _Wish, name: str) -> str:
+def _kind(tables: Tables, key: str, way: Way) -> str:
     """Return the kind of a column. Raises GraphDataError: rows without a value cannot get what the user has named."""
-    kind = "string" if wish.dtype == "string" else tables.kinds[key]
-    if kind == "none" and wish.fill and tables.groups:
+    kind = "string" if way.dtype == "string" else tables.kinds[key]
+    if kind == "none" and way.fill and tables.groups:
         kind = "float"
-    refused = ("string", "other") if wish.dtype else ("string", "other", "bool", "time", "list")
-    if wish.fill and (kind in refused or (wish.fill == "mean" and not _is_float(wish))):
-        raise GraphDataError(f"{tables.paths[0]}: {name} is {wish.dtype or kind}, which cannot be filled so (--fill)")
+    refused = ("string", "other") if way.dtype else ("string", "other", "bool", "time", "list")
+    if way.fill and (kind in refused or (way.fill == "mean" and not _is_float(way))):
+        raise GraphDataError(f"{tables.paths[0]}: {key} is {way.dtype or kind}, which cannot be filled so (--fill)")
     return kind
 
 
-def _is_float(wish: _Wish) -> bool:
+def _is_float(way: Way) -> bool:
     """Return whether rows without a value are NaN, as far as the user says."""
-    return np.dtype(wish.dtype or "f4").kind == "f"
+    return np.dtype(way.dtype or "f4").kind == "f"
 
 
-def _form(tables: Tables, key: str, kind: str, wish: _Wish, look: _Look, name: str) -> _Form:
+def _form(tables: Tables, key: str, kind: str, way: Way, look: _Look, becomes: str) -> _Form:
     """Return the numbers that a column becomes, and say how many rows have none."""
     count = sum(tables.lengths)
     if tables.kinds[key] == "none" and count:
@@ -271,16 +272,15 @@ def _form(tables: Tables, key: str, kind: str, wish: _Wish, look: _Look, name: s
     value = np.nan
     if look.missing:
         file, row = look.first
-        if not wish.dtype and kind not in ("integer", "float"):
-            raise GraphDataError(f"{tables.place_of(file, row, key)}: {name} has no value")
-        becomes = wish.fill or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
+        if not way.dtype and kind not in ("integer", "float"):
+            raise GraphDataError(f"{tables.place_of(file, row, key)}: {key} has no value")
         line = "%s: %s has no value in %d of %d rows (the first: row %d): %s"
         first = tables.first_row(file) + row
-        get_logger().warning(line, tables.paths[file], name, look.missing, count, first, becomes)
-        if wish.fill == "mean" and look.missing == count:
-            what = f"{name} has no value in any row, so no mean (--fill)"
+        get_logger().warning(line, tables.paths[file], key, look.missing, count, first, way.fill or becomes)
+        if way.fill == "mean" and look.missing == count:
+            what = f"{key} has no value in any row, so no mean (--fill)"
             raise GraphDataError(f"{tables.place_of(file, row, key)}: {what}")
-        if wish.fill and _is_float(wish):
-            value = look.total / (count - look.missing) if wish.fill == "mean" else float(wish.fill)
+        if way.fill and _is_float(way):
+            value = look.total / (count - look.missing) if way.fill == "mean" else float(way.fill)
     are_floats = kind == "float" or look.has_fractions or look.missing > 0
-    return _Form(wish.dtype, are_floats, "" if _is_float(wish) else wish.fill, value)
+    return _Form(way.dtype, are_floats, "" if _is_float(way) else way.fill, value)

@@ -5,7 +5,6 @@ They are read by groups of rows, when they are asked for.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +19,8 @@ from mpigraph.formats.arrow_values import arrow, type_kind, wider_type
 from mpigraph.formats.input_files import is_packed, reading
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.text_files import Head, TextForm, Way, head_of, ids_in, write_parquet
-from mpigraph.partition.row_arrays import DerivedRows, RowArray, concatenated
+from mpigraph.partition.row_arrays import FileRows, RowArray
+from mpigraph.storage.contents import overlaps
 from mpigraph.storage.files import open_regular
 
 _TEXT = (".csv", ".tsv", ".txt")
@@ -219,8 +219,38 @@ class Tables:
         """Return what a function makes of columns of a group of rows; they are read when rows are asked for."""
         if not self.groups:
             return read([arrow().array([], self._types[name]) for name in names], lambda row, name: "")
-        last = _LastGroup()
-        return concatenated([_GroupRows(self, group, names, read, last) for group in self.groups])
+        bounds = np.cumsum([0, *(group.length for group in self.groups)])
+
+        def of_group(number: int) -> Array:
+            group = self.groups[number]
+            return read(self.columns(group, names), lambda row, name: self.place(group, name, row))
+
+        kept = {0: of_group(0)}  # the group that was read last, since slices end within groups
+        shape, dtype = kept[0].shape[1:], kept[0].dtype
+
+        def piece(number: int, begin: int, end: int) -> Array:
+            if number not in kept:
+                rows = of_group(number)
+                if rows.shape[1:] != shape:
+                    lengths = f"{rows.shape[1]} numbers, {shape[0]} before"
+                    raise GraphDataError(f"{self.place(self.groups[number], names[0])}: lists have {lengths}")
+                kept.clear()
+                kept[number] = rows
+            return kept[number][begin:end]
+
+        def of_rows(begin: int, end: int) -> Array:
+            pieces = [piece(*place) for place in overlaps(bounds, begin, end)]
+            return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, *shape), dtype), *pieces])
+
+        return FileRows(of_rows, (int(bounds[-1]), *shape), dtype, bounds, partial(self.place_of_row, names[0]))
+
+    def place_of_row(self, name: str, row: int) -> str:
+        """Return the file and row of a row, counted in all files."""
+        for group in self.groups:
+            if row < group.length:
+                return self.place(group, name, row)
+            row -= group.length
+        return ""
 
     def missing(self, group: Group, name: str) -> int | None:
         """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
@@ -235,51 +265,3 @@ class Tables:
         """Return whether times may have fractions of a second."""
         of = self._types[name]
         return bool(arrow().types.is_timestamp(of)) and of.unit != "s"
-
-
-@dataclass
-class _LastGroup:
-    """The group of a column that was read last, since slices end within groups, and the form of all of them."""
-
-    group: Group | None = None
-    rows: Array = field(default_factory=lambda: np.zeros(0))
-    like: tuple[tuple[int, ...], Any] | None = None
-
-
-class _GroupRows(DerivedRows):
-    """A column of one group of rows; only the group that was read last is in memory."""
-
-    def __init__(self, tables: Tables, group: Group, names: Sequence[str], read: Read, last: _LastGroup) -> None:
-        self._tables = tables
-        self._group = group
-        self._names = names
-        self._numbers = read
-        self._last = last
-        if last.like is None:
-            rows = self._read()
-            last.like = rows.shape[1:], rows.dtype
-        row_shape, dtype = last.like
-        super().__init__((), (group.length, *row_shape), dtype)
-        self.block_bytes = self.nbytes = group.length * self.dtype.itemsize * int(np.prod(row_shape))
-
-    def __getitem__(self, rows: Any) -> Array:
-        return np.asarray(self._read()[rows])
-
-    def place(self, row: int) -> str:
-        return self._place(row, self._names[0])
-
-    def _place(self, row: int, name: str) -> str:
-        return self._tables.place(self._group, name, row)
-
-    def _read(self) -> Array:
-        group = self._group
-        if self._last.group != group:
-            rows = self._numbers(self._tables.columns(group, self._names), self._place)
-            if len(rows) != group.length:
-                raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
-            if self._last.like is not None and rows.shape[1:] != self._last.like[0]:
-                lengths = f"{rows.shape[1]} numbers, {self._last.like[0][0]} before"
-                raise GraphDataError(f"{self.place(0)}: lists have {lengths}")
-            self._last.rows = rows
-            self._last.group = group
-        return self._last.rows

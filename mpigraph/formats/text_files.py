@@ -16,7 +16,6 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import (
     Place,
@@ -306,18 +305,3 @@ def _fields_of(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter), [""])
     except csv.Error:  # of bytes that no text has
         return line.split(delimiter)
-
-
-def chunks_of_numbers(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
-    """Yield ``[rows, columns]`` of a csv file of numbers without names; an empty field is NaN where the dtype has it.
-
-    Raises GraphDataError: a value does not fit the dtype; names file and row.
-    """
-    form = TextForm(",", headless=True, first=())
-    head = head_of(path, form)
-    file = _TextFile(path, head)
-    done = 0
-    for batch in file.batches(head.names):
-        columns = [values_as(dtype, batch.column(name), partial(file.place, done, name)) for name in head.names]
-        yield np.stack(columns, 1)
-        done += batch.num_rows

@@ -3,8 +3,8 @@
 The names of files and columns tell what they hold.
 A folder has ``nodes.csv`` and ``edges.csv``; with types ``nodes_<type>.csv`` and ``edges_<src>__<rel>__<dst>.csv``, or
 ``edges_<rel>.csv`` where there is one type of nodes. Parquet files are called alike. A table in several files is a
-folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``, read in natural order.
-The number belongs to the name where the names of edges have it in front of "__". Without any such name all files are
+folder of that name, such as ``nodes_paper/``, read in natural order; so are ``nodes-0.csv``, ``nodes-1.csv`` of a graph
+without types. Without any such name all files are
 one list of edges. A character that no file name can have is written as "%" and two hexadecimal digits, as in URLs:
 ``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
 
@@ -28,7 +28,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import unquote
@@ -55,10 +54,10 @@ from mpigraph.partition.source import Feature, GraphSource
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
 _SPLIT = "split"
 _SPLITS = {
-    **dict.fromkeys((b"train", b"training"), 0),
-    **dict.fromkeys((b"val", b"valid", b"validation", b"dev"), 1),
-    **dict.fromkeys((b"test", b"testing"), 2),
-    **dict.fromkeys((b"", b"none", b"unlabeled", b"unlabelled"), 3),
+    **dict.fromkeys(("train", "training"), "train_mask"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val_mask"),
+    **dict.fromkeys(("test", "testing"), "test_mask"),
+    **dict.fromkeys(("none", "unlabeled", "unlabelled"), ""),
 }
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
 _NO_NUMBERS = {"string": "text (--categories COLUMN numbers it)", "other": "no numbers", "none": "empty"}
@@ -119,10 +118,10 @@ class _Table:
         ways = {column: Way(self._type(column, []), is_ids=True) for column in columns}
         for feature, its in self.values.items():
             dtype = self._type(feature, its)
-            for column in its if dtype != "string" else ():
+            for column in its:
                 fill = self._options.fill.get(column, self._options.fill.get(feature, ""))
                 ways[column] = Way(dtype, fill)
-        tables.parse(ways)
+        tables.parse({column: way for column, way in ways.items() if way.is_ids or way.dtype != "string"})
         for feature, column in self.words.items():
             if feature == _SPLIT:
                 self.features |= _masks(IdColumn(tables, column), ranks)
@@ -132,13 +131,14 @@ class _Table:
         if self._kind is not None:
             self.kinds = _category(f"{self.title}: column {self._kind}", IdColumn(tables, self._kind), ranks)
         features = _matrices_of_numbers(tables, self.values)
-        types = {feature: dtype for feature, its in features.items() if (dtype := self._type(feature, its))}
-        for feature, values in read_values(tables, features, types, ranks, self._options.fill).items():
+        for feature, values in read_values(tables, features, ways, ranks).items():
             if values.kind in NO_NUMBERS:
                 first = f": the first is in {values.place}" if values.place else ""
                 self.left_out.append(f"{self.title}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
             else:
-                self.features[feature] = self._feature(feature, values, types.get(feature, ""))
+                self.features[feature] = self._feature(
+                    feature, values, self._type(feature, self.values.get(feature, ()))
+                )
 
     def _type(self, feature: str, columns: Sequence[str]) -> str:
         """Return the dtype that the user has named for a feature, or one of its columns; "" without one."""
@@ -266,32 +266,34 @@ def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
 
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
-    parts = ranks.rows("reading the split", len(words), np.uint8, lambda: _splits(words, ranks))
-    return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(MASKS)}
-
-
-def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[tuple[int, Array]]:
-    for first, values, positions, place in words.texts(ranks, blanks=True):
-        parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
-        if len(parts) and parts.max() == 4:
-            row = int((parts == 4).argmax())
-            word = values[positions[row]].decode()
-            raise GraphDataError(f"{place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
-        yield first, parts
+    known, codes, _ = _numbered(words, ranks)
+    masks = [_SPLITS.get(word.lower(), "unknown") for word in known]
+    if "unknown" in masks:
+        word = known[masks.index("unknown")]
+        row = int((np.asarray(codes[:]) == known.index(word)).argmax())
+        raise GraphDataError(f"{words.place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
+    of_codes = {name: np.array([mask == name for mask in [*masks, ""]]) for name in MASKS}  # the last: of no word, -1
+    return {name: Feature.of(MadeRows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
 
 
 def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
-    """Return all names in their order, and the number of that of each row, int64; -1 for a row without a name.
+    """Number names; a line of the log says which there are, and how many rows have none."""
+    known, codes, missing = _numbered(names, ranks)
+    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(known) > _LISTED)
+    none = f"; {missing} of {len(names)} rows have none: -1" if missing else ""
+    get_logger().warning("%s: %d categories are numbered in their order: %s%s", title, len(known), listed, none)
+    return Kinds(title, known, codes)
 
-    A line of the log says how many rows have none.
-    """
+
+def _numbered(names: IdColumn, ranks: ReadingRanks) -> tuple[list[str], RowArray, int]:
+    """Return all names in their order, the number of that of each row (int64, -1: none), and how many have none."""
     doing = "numbering categories"
-    if names.is_text:
-        keys = distinct_texts(ranks, doing, [names], blanks=True)
-        keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
-    else:
-        keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
-    known = [key.decode() if names.is_text else key for key in keys.tolist()]
+    if not names.is_text:
+        numbers = np.unique(names.numbers[:])
+        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(numbers, rows)), np.int64, names.numbers)
+        return [*map(str, numbers.tolist())], codes, 0
+    keys = distinct_texts(ranks, doing, [names], blanks=True)
+    keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     missing = 0
 
     def own() -> Iterator[tuple[int, Array]]:
@@ -301,20 +303,11 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
             missing += int((numbers < 0).sum())
             yield first, numbers
 
-    codes: RowArray
-    if names.is_text:
-        codes = ranks.rows(doing, len(names), np.int64, own)
-    else:
-        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
-    missing = ranks.exchange.sum_of(missing)
-    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(keys) > _LISTED)
-    none = f"; {missing} of {len(names)} rows have none: -1" if missing else ""
-    get_logger().warning("%s: %d categories are numbered in their order: %s%s", title, len(keys), listed, none)
-    return Kinds(title, list(map(str, known)), codes)
+    of_words = ranks.rows(doing, len(names), np.int64, own)
+    return [key.decode() for key in keys.tolist()], of_words, ranks.exchange.sum_of(missing)
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)
-_PIECE = re.compile(r"(.+)-(\d+)")
 _ENDS = (("src", "dst"), ("src_id", "dst_id"), ("source", "target"), ("from", "to"))
 _IDS = ("id", "node_id", "{ntype}_id", "")
 """Columns of ids; "" is the index that pandas writes in front."""
@@ -336,15 +329,19 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         match = _NAME.fullmatch(_stem(file))
         name = match[2] if match is not None and match[1].lower() == "nodes" else None
         tables.setdefault(("nodes", name or ""), []).extend(_files_of(file) or [file])
-    tables = _with_pieces_joined(path, tables)
+    for (kind, name), files in tables.items():
+        if len(files) > 1:
+            get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
     node_files = {name: files for (kind, name), files in tables.items() if kind == "nodes"}
     edge_files = {name: files for (kind, name), files in tables.items() if kind == "edges"}
     if not edge_files:
         raise GraphDataError(f"{path}: has files of nodes, but none of edges (edges*.csv, edges*.parquet)")
     only = DEFAULT_NTYPE if not node_files or set(node_files) == {""} else None
     if len(node_files) == 1 and only is None:
-        only = unquote(next(iter(node_files)))
-    relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
+        only = next(iter(node_files))
+    written = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
+    _check_numbers(path, node_files, written.values())
+    relations: dict[str, Relation] = {n: (unquote(s), unquote(r), unquote(d)) for n, (s, r, d) in written.items()}
     if options.num_nodes is not None and relations != {"": DEFAULT_ETYPE}:
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
     columns = options.tables
@@ -385,33 +382,6 @@ def _tables_in(path: Path) -> _Tables:
     return tables
 
 
-def _with_pieces_joined(path: Path, tables: _Tables) -> _Tables:
-    """Join tables in pieces, ``nodes_paper-0`` and ``nodes_paper-1``, unless types have such names.
-
-    The names of edges tell: ``edges_sars-1__to__...`` has a type "sars-1", ``edges_paper__cites__...`` a type "paper".
-    """
-    edges = [name for kind, name in tables if kind == "edges"]
-    pieces = {key: (key[0], match[1], int(match[2])) for key in tables if (match := _PIECE.fullmatch(key[1]))}
-    joined: _Tables = {}
-    for key, files in tables.items():
-        kind, whole, number = pieces.get(key, (*key, 0))
-        end = whole.rpartition("__")[2] if kind == "edges" else whole  # the type whose name may end in the number
-        if key in pieces and not any(re.match(rf"{re.escape(end)}-\d+__", name) for name in edges):
-            is_type = ("nodes", end) in tables or any(f"__{end}__" in f"__{name}__" for name in edges)
-            numbers = sorted(its[2] for its in pieces.values() if its[:2] == (kind, whole))
-            if not is_type and numbers != list(range(len(numbers))):
-                raise GraphDataError(
-                    f"{path}: is {end}-{number} in {kind}_{key[1]} a name, or a piece of {end}? Number pieces from 0, "
-                    f"or put them into a folder {kind}_{whole}; in a name write %2D for -"
-                )
-            key = kind, whole
-        joined.setdefault(key, []).extend(files)
-    for (kind, name), files in joined.items():
-        if len(files) > 1:
-            get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
-    return joined
-
-
 def _files_of(path: Path) -> list[Path]:
     """Return a table's files: the file itself, or those in a directory, in their natural order."""
     return list(filter(is_table, in_natural_order(path.iterdir()) if path.is_dir() else [path]))
@@ -430,11 +400,23 @@ def _listed(paths: Iterable[Path]) -> str:
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
     fields = relation_in(name, ntypes, f"{path}: edges_{name}", "write %5F for _") or name.split("__")
     if len(fields) == 3 and all(fields):
-        return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
+        return fields[0], fields[1], fields[2]
     if only is None or (name and len(fields) > 1):
         form = "edges_<src>__<rel>__<dst>"
         raise GraphDataError(f"{path}: edges of several types of nodes are in files {form} (got edges_{name})")
-    return only, unquote(name) or DEFAULT_ETYPE[1], only
+    return only, name or DEFAULT_ETYPE[1], only
+
+
+def _check_numbers(path: Path, node_files: Iterable[str], relations: Iterable[Relation]) -> None:
+    """Check that no piece of a table is taken for a type: a number at the end belongs to the name."""
+    with_tables, in_edges = set(node_files), {end for relation in relations for end in relation[::2]}
+    for name in sorted(with_tables ^ in_edges if with_tables else ()):
+        match = re.fullmatch(r"(.+)-\d+", name)
+        if match is not None:
+            raise GraphDataError(
+                f"{path}: is {name} the name of a type, or a piece of {match[1]}? Several files of a table lie in a "
+                f"folder, such as nodes_{match[1]}; in a name write %2D for -"
+            )
 
 
 def _node_table(ntype: str, files: Sequence[Path], read: ReadOptions) -> _Table:

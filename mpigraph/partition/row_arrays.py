@@ -1,7 +1,7 @@
 """Arrays of rows that need not lie in memory: the edges and features of a graph to partition.
 
 A :class:`RowArray` is a numpy array, a memory map, or a class of this module that computes rows when they are read
-(:class:`MadeRows`, :class:`Concatenated`, :class:`Reordered`), so that an input is never held
+(:class:`FileRows`, :class:`MadeRows`, :class:`Concatenated`, :class:`Reordered`), so that an input is never held
 dense or converted as a whole. An array that knows the file that it was read from names it in messages
 (:func:`place_of`).
 """
@@ -79,6 +79,60 @@ class DerivedRows:
     def place(self, row: int) -> str:
         """Return the file and row of the first source."""
         return place_of(self.sources[0], row) if self.sources else ""
+
+
+class FileRows(DerivedRows):
+    """Rows of files, which a function reads.
+
+    Args:
+        read: returns the rows from a first one to the one before an end.
+        shape: of all of them.
+        dtype: of what it returns.
+        bounds: int64[blocks + 1], rows at which blocks begin, and the end. Rows that are no neighbours are read block
+            by block, in each from the first to the last of them.
+        place: names the file and row of a row.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Array],
+        shape: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        bounds: I64,
+        place: Callable[[int], str] = lambda row: "",
+    ) -> None:
+        super().__init__((), shape, dtype)
+        self._read = read
+        self._bounds = bounds
+        self._place = place
+        rows = int(np.diff(bounds).max(initial=0))
+        self.block_bytes = rows * self.dtype.itemsize * int(np.prod(shape[1:]))
+
+    def __getitem__(self, rows: Any) -> Array:
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            begin, end, _ = rows.indices(len(self))
+            return self._read(begin, max(begin, end))
+        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        begin = 0
+        for end in np.unique(np.searchsorted(ascending, self._bounds[1:])).tolist():
+            if begin < end:
+                low = int(ascending[begin])
+                block = self._read(low, int(ascending[end - 1]) + 1)
+                gathered[order[begin:end]] = block[ascending[begin:end] - low]
+            begin = end
+        return gathered
+
+    def place(self, row: int) -> str:
+        """File and row."""
+        return self._place(row)
+
+
+def even_blocks(count: int, rows: int) -> I64:
+    """Return the bounds of blocks of as many rows each, as of :class:`FileRows`."""
+    return np.append(np.arange(0, count, rows), count)
 
 
 class MadeRows(DerivedRows):

@@ -47,11 +47,9 @@ def test_of_a_typed_graph(tmp_path):
 def test_of_a_graph_without_types(tmp_path):
     parts = RNG.integers(0, 3, 50)
     np.savetxt(tmp_path / "graph.part.3", parts, "%d")  # METIS and ParMETIS
-    order = RNG.permutation(50)
-    np.savetxt(tmp_path / "pm.txt", np.stack([order, parts[order]], 1), "%d")  # DGL's ParMETIS: node and part
     (tmp_path / "of_types").mkdir()
     np.savetxt(tmp_path / "of_types" / "_N.txt", parts, "%d")
-    for name in ("graph.part.3", "pm.txt", "of_types"):
+    for name in ("graph.part.3", "of_types"):
         assert np.array_equal(read_assignment(tmp_path / name, PLAIN, (50,)), parts)
     (tmp_path / "empty.txt").write_text("")
     assert len(read_assignment(tmp_path / "empty.txt", PLAIN, (0,))) == 0
@@ -67,10 +65,7 @@ def test_of_a_graph_without_types(tmp_path):
         ("0\n0.5\n1\n", "a.txt: must have one part in each line"),
         ("0\nx\n1\n", "a.txt: must have one part in each line"),
         ("", "a.txt has parts of 0 nodes, but there are 3"),
-        ("0 1 1\n" * 3, r"a.txt must have lines with a part, or with a node and its part \(got 3\)"),
-        ("0 1\n1 1\n3 0\n", "a.txt, row 2: there is no node 3 among 3"),
-        ("0 1\n1 1\n1 0\n", r"a.txt must have every node once \(got node 1 2 times\)"),
-        ("0 1\n1 1\n", r"a.txt must have every node once \(got node 2 0 times\)"),
+        ("0 1\n1 1\n2 0\n", r"a.txt: must have one part in each line \(got 2 numbers; .*parmetis_postprocess.py"),
     ],
 )
 def test_wrong_text(tmp_path, text, message):
@@ -105,12 +100,6 @@ def test_wrong_files_of_types(tmp_path, spoil: Callable[[Path], object], message
     with pytest.raises(GraphDataError, match=message) as error:
         read_assignment(tmp_path / "in", TYPED, SIZES, 4)
     assert str(tmp_path) in str(error.value)
-
-
-def test_lines_of_node_and_part_do_not_tell_the_order_of_types(tmp_path):
-    np.savetxt(tmp_path / "pm.txt", np.stack([np.arange(len(WHOLE)), WHOLE], 1), "%d")
-    with pytest.raises(GraphDataError, match="numbers nodes of several types, in an order that it does not tell"):
-        read_assignment(tmp_path / "pm.txt", TYPED, SIZES)
 
 
 def write_graph(path: Path) -> Path:

@@ -57,10 +57,9 @@ LAYOUTS = {
     "2.1": (typed, Layout()),
     "csc, original ids in the graph": (typed, Layout(CSC, ids="graph")),
     "csr and csc, original ids beside": (typed, Layout(CSR | CSC, ids="beside")),
-    "relations by name": (typed, Layout(COO | CSR, etypes="names")),
+    "coo and csr": (typed, Layout(COO | CSR)),
     "names with separators": (slashed, Layout(ids="graph")),
     "no types": (plain, Layout(ids="graph")),
-    "no types in the configuration": (plain, Layout(etypes="none", ends_only=True)),
 }
 
 
@@ -159,10 +158,9 @@ def rewrite(path: Path, change) -> None:
             "ranges in node_map do not follow each other",
         ),
         (lambda text: text.replace("part0/graph.dgl", "part1/graph.dgl"), "its own nodes are not those that g.json"),
-        (
-            lambda text: text.replace("author:writes", "paper:writes"),
-            "'paper:writes:paper', whose edges join 'author'",
-        ),
+        (lambda text: text.replace("author:writes", "paper:writes"), r"\('paper', 'writes', 'paper'\) ends in a node"),
+        (lambda text: text.replace("author:writes:paper", "writes"), "'writes' must be <src>:<rel>:<dst>"),
+        (lambda text: text.replace('"ntypes"', '"types"'), "node_map has no types, as before DGL 1.0"),
         (lambda text: text.replace('"part_graph": "part1/graph.dgl"', '"part_graph_graphbolt": "a.pt"'), "is a pickle"),
         (lambda text: text.replace('"node_feats": "part0', '"node_feats": "part1'), "must have .* rows"),
     ],
@@ -171,9 +169,9 @@ def test_configurations_that_contradict_the_files(tmp_path, change, message):
     parts = [np.arange(count) * 3 // count % 2 for count in COUNTS.values()]
     write_partition(tmp_path, typed(), parts, Layout())
     rewrite(tmp_path / "g.json", change)
-    with pytest.raises(GraphDataError, match=message) as error:
+    with pytest.raises(GraphDataError) as error:
         read_source(tmp_path / "g.json")
-    assert str(tmp_path) in str(error.value)
+    assert str(tmp_path) in str(error.value) and re.search(message, str(error.value))
 
 
 def test_what_dgl_left_beside_the_parts_is_named(tmp_path):

@@ -15,6 +15,7 @@ from typed_parts import check_equal, typed_source
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.formats import named_arrays
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.table_files import Tables
 from mpigraph.metadata.schema import Schema
@@ -28,7 +29,6 @@ from mpigraph.partition.row_arrays import MadeRows, reads_blocks
 from mpigraph.partition.shuffle import Carried, carried_sizes
 from mpigraph.partition.source import Feature, Features, GraphSource
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.hdf5_rows import HDF5Rows
 
 
 class Blocks:
@@ -165,7 +165,7 @@ def test_the_blocks_of_a_file_do_not_count_the_parts(
         with h5py.File(path, "w") as file:
             file.update({"edge_src": src, "edge_dst": dst})
             file.create_dataset("feat", data=rows, chunks=(16, 8), compression="gzip")
-        calls = count_calls(monkeypatch, HDF5Rows, "_read")
+        calls = count_calls(monkeypatch, named_arrays, "read_dataset")
     monkeypatch.setattr(shuffle, "BUCKET_BYTES", 3000)
     seen = []
     for num_parts in (1, 3, 16):

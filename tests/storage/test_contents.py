@@ -1,5 +1,6 @@
 """The files of many parts: each is opened by HDF5 once, and none stays open."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ def test_hdf5_opens_each_file_once_and_none_stays_open(oracle, monkeypatch: pyte
 
     monkeypatch.setattr(h5py, "File", Counted)
     config = PartConfig.read(oracle(PARTS))
+    gc.collect()  # else files of tests before this one may be closed meanwhile
     before = os.listdir("/proc/self/fd")
     with PartFiles(config) as files:
         names = {

@@ -76,9 +76,7 @@ class Layout:
     """How a partition is written: as DGL's versions and tools differ."""
 
     formats: int = COO
-    etypes: str = "triples"  # or "names"; "none" for a graph without types
     ids: str = ""  # where original ids are: "graph", "beside", or nowhere
-    ends_only: bool = False
 
 
 def write_partition(folder, source, parts, layout, name="g"):
@@ -138,9 +136,8 @@ def write_partition(folder, source, parts, layout, name="g"):
         ndata = {"_ID": local_to_new, "part_id": np.searchsorted(owned, local_to_new, side="right").astype(np.int32)}
         ndata["inner_node"] = (np.arange(len(old)) < end - begin).astype(np.uint8)
         edata = {"_ID": held[:, 4], "inner_edge": (held[:, 5] == part).astype(np.uint8)}
-        if layout.etypes != "none":
-            ndata["_TYPE"] = types[old].astype(np.int32)
-            edata["_TYPE"] = held[:, 2].astype(np.int32)
+        ndata["_TYPE"] = types[old].astype(np.int32)
+        edata["_TYPE"] = held[:, 2].astype(np.int32)
         if layout.ids == "graph":
             ndata["orig_id"] = old
             edata["orig_id"] = edge_bases[held[:, 2]] + held[:, 3]
@@ -153,23 +150,14 @@ def write_partition(folder, source, parts, layout, name="g"):
         for what, feats, found in (("node", source.node_feats, nids), ("edge", edge_feats, eids)):
             written = {}
             for key, features in feats.items():
-                by_name = key.split(":")[1] if ":" in key else key
-                prefix = {"triples": f"{key}/", "names": f"{by_name}/", "none": ""}[layout.etypes]
                 for feature, rows in features.items():
-                    written[prefix + feature] = np.asarray(rows.values[:])[found[key][part]]
+                    written[f"{key}/{feature}"] = np.asarray(rows.values[:])[found[key][part]]
             (path / f"{what}_feat.dgl").write_bytes(tensors(written))
         files = {"node_feats": "node_feat.dgl", "edge_feats": "edge_feat.dgl", "part_graph": "graph.dgl"}
         config[f"part-{part}"] = {key: f"part{part}/{file}" for key, file in files.items()}
-    if layout.ends_only:
-        node_map, edge_map = ({key: [end for _, end in rows] for key, rows in m.items()} for m in (node_map, edge_map))
-    if layout.etypes == "names":
-        edge_map = {key.split(":")[1]: rows for key, rows in edge_map.items()}
-    if layout.etypes == "none":
-        config |= {"node_map": node_map["_N"], "edge_map": edge_map["_N:_E:_N"]}
-    else:
-        config |= {"node_map": node_map, "edge_map": edge_map}
-        config |= {"ntypes": {ntype: i for i, ntype in enumerate(schema.ntypes)}}
-        config |= {"etypes": {key: i for i, key in enumerate(edge_map)}}
+    config |= {"node_map": node_map, "edge_map": edge_map}
+    config |= {"ntypes": {ntype: i for i, ntype in enumerate(schema.ntypes)}}
+    config |= {"etypes": {key: i for i, key in enumerate(edge_map)}}
     (folder / f"{name}.json").write_text(json.dumps(config))
     joined = ({key: np.concatenate(found) for key, found in table.items()} for table in (nids, eids))
     return tuple(joined)
