@@ -418,6 +418,8 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
         guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
         if all_ranks:
             world.start_witness()
+    if world.rank == 0 and (unknown := settings.unknown_variables()):
+        get_logger().warning("variables without a meaning: %s", ", ".join(unknown))
     if world.rank == 0 and world.node.size > 1 and may_lose_messages():
         get_logger().warning(
             "%s may lose messages between ranks of a node, and the job then hangs: import mpigraph before mpi4py.MPI, "
