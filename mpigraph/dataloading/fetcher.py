@@ -226,12 +226,12 @@ class FeatureFetcher(Generic[Kind]):
             world, rows = tensor.rows.window.world, data(kind).get(name)
             if rows is None or not rows.is_floating_point() or world.rank != world.trainer_ranks[0]:
                 continue
-            gaps = ids(kind)[rows.flatten(1).isnan().any(1)].tolist()
+            gaps = ids(kind)[rows[..., None].flatten(1).isnan().any(1)].tolist()
             if gaps:
-                some = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
+                first = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
                 get_logger().warning(
                     f"feature {name!r} of {kind} is NaN in {len(gaps)} of {len(rows)} rows of the first minibatch "
-                    f"(rows {some}), and so will the loss be: python -m mpigraph partition --fill COLUMN=mean fills it"
+                    f"(rows {first}), and so will the loss be: python -m mpigraph partition --fill COLUMN=mean fills it"
                 )
 
     def _asked(self, of: WindowFeatures[Kind], ids: Callable[[Kind], torch.Tensor]) -> _Asked:
