@@ -1,4 +1,4 @@
-"""What to do about the errors of torch that first scripts meet, in one line below the traceback.
+"""Remedies of the errors of torch that first scripts meet: a line below the traceback.
 
 In a job of several ranks ``mpi/abort.py`` prints uncaught errors, by :func:`format_error`. In a process alone
 :func:`show_remedies` puts a hook behind Python's own.
@@ -9,6 +9,7 @@ import sys
 import traceback
 from types import TracebackType
 
+from mpigraph.errors import MPIGraphError
 from mpigraph.log import line_of
 
 _REMEDIES: tuple[tuple[type[Exception], str, str], ...] = (  # class, pattern in the message, remedy
@@ -28,6 +29,11 @@ _REMEDIES: tuple[tuple[type[Exception], str, str], ...] = (  # class, pattern in
         r"same dtype, but got (double|float)|scalar type (double|float)|dtype (double|float) but expected",
         "float64 meets float32: convert features and labels by .float(), or store them so "
         "(python -m mpigraph partition --types COLUMN=float32)",
+    ),
+    (
+        RuntimeError,
+        "expected target dtype to be Long",
+        "labels of classes are int64: .long(); for labels with fractions take a loss of regression",
     ),
     (
         IndexError,
@@ -72,7 +78,14 @@ def remedy(error: BaseException | None) -> str:
 
 def format_error(error: BaseException) -> str:
     """Return an error's traceback, and its remedy in a last line if that is known."""
+    _forget_same(error)
     return "".join(traceback.format_exception(error)) + _last_line(error)
+
+
+def _forget_same(error: BaseException) -> None:
+    """Drop the error of this library that another one was raised from: its text is in the message of that one."""
+    if isinstance(error.__cause__, MPIGraphError):
+        error.__cause__ = None
 
 
 def _last_line(error: BaseException) -> str:
@@ -87,9 +100,10 @@ def show_remedies() -> None:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, KeyboardInterrupt):
             line = line_of(error)
-            print("[mpigraph] interrupted" + (f" at {line}" if line else ""), file=sys.stderr)
+            sys.stderr.write("[mpigraph] interrupted" + (f" at {line}\n" if line else "\n"))
             return
+        _forget_same(error)
         before(kind, error, trace)
-        print(_last_line(error), end="", file=sys.stderr)
+        sys.stderr.write(_last_line(error))
 
     sys.excepthook = show

@@ -401,10 +401,11 @@ def test_a_feature_with_gaps_is_named_once_with_its_rows(
     rows = dist.DistTensor((NUM_NODES, 2), torch.float32, part_policy=g.get_node_partition_policy())
     rows[torch.tensor([3, 5])] = torch.tensor([[0.0, torch.nan], [torch.nan, torch.nan]])
     g.ndata["age"] = rows
+    g.ndata["size"] = dist.DistTensor((NUM_NODES,), torch.float32, part_policy=g.get_node_partition_policy())
     g.barrier()
     caplog.clear()
     loader = dist.DistNodeDataLoader(
-        g, np.arange(8), NeighborSampler([2]), batch_size=8, features=["age", "feat"], output=output
+        g, np.arange(8), NeighborSampler([2]), batch_size=8, features=["age", "feat", "size"], output=output
     )
     for _ in range(2):
         list(loader)
@@ -412,7 +413,7 @@ def test_a_feature_with_gaps_is_named_once_with_its_rows(
     (message,) = warned[0]
     assert re.match(r"feature 'age' of _N is NaN in 2 of \d+ rows of the first minibatch \(rows 3, 5\)", message)
     assert not any(warned[1:])
-    del g.ndata["age"]
+    del g.ndata["age"], g.ndata["size"]
 
 
 @everywhere
