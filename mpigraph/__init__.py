@@ -2,7 +2,7 @@
 
 Importing this package does little: names are looked up on first use, so that commands without torch never load it. The
 import sets a variable that Open MPI reads when it starts. In a process that a launcher started, it makes uncaught
-errors end the job.
+errors end the job; in a process alone, it adds the remedy to torch's errors that first scripts meet.
 
 ``__init__.pyi`` lists the public names.
 """
@@ -20,6 +20,10 @@ if _config.launch() is not None:
     from mpigraph.mpi import abort as _abort
 
     _abort.guard_launched()
+else:
+    from mpigraph import remedies as _remedies
+
+    _remedies.show_remedies()
 
 
 def __getattr__(name: str) -> object:

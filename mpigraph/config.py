@@ -8,12 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError, check_integer
 
 _PREFIX = "MPIGRAPH_"
+_TESTS = "MPIGRAPH_TEST_"  # those of the tests
 _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 CHOICES: dict[str, tuple[object, ...]] = {
     "transport": ("auto", "rma", "packed"),  # of rows/service.py
@@ -141,6 +143,17 @@ def _variable(name: str) -> str:
 def variables() -> dict[str, str]:
     """Return the library's variables that are set."""
     return {name: text for name, text in sorted(os.environ.items()) if name.startswith(_PREFIX)}
+
+
+def unknown_variables() -> list[str]:
+    """Return the library's variables that are set and have no meaning, each with the known one of the closest name."""
+    known = [_variable(field.name) for field in fields(Config)]
+    unknown = []
+    for name in variables():
+        if name not in known and not name.startswith(_TESTS):
+            close = get_close_matches(name, known, 1)
+            unknown.append(f"{name} (do you mean {close[0]}?)" if close else name)
+    return unknown
 
 
 class Allocation(NamedTuple):

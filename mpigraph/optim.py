@@ -439,6 +439,11 @@ class SparseAdagrad(SparseOptimizer):
     """Adagrad: ``G += g * g; w -= lr * g / (sqrt(G) + eps)`` for the touched rows.
 
     The state of an embedding is "sum", the DistTensor ``<embedding>_sum``: G.
+
+    Example:
+        >>> optimizer = mpigraph.distributed.optim.SparseAdagrad([embedding], lr=0.01)
+        >>> embedding([0, 1]).sum().backward()
+        >>> optimizer.step()
     """
 
     FIXED = ("reduction", "row_wise")

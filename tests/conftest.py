@@ -51,6 +51,7 @@ from typed_oracle import write_typed_oracle
 from mpigraph.cli import ranks
 from mpigraph.kernels import warm_up
 from mpigraph.mpi import compat, watchdog
+from mpigraph.session.context import Session
 
 torch.set_num_threads(1)
 gc.disable()  # until the tests run: what is imported and collected stays
@@ -63,6 +64,8 @@ FILES = 60  # so many more than at the start may be open at the end: of pools of
 CASES = 3  # of so many cases of a test .ci/run has one on each layout of several ranks, the suite of twice as many
 ASKS_FOR_RANKS = re.compile(r"""def \w+\([^)]*\b(comm|layout|job|shared_job)\b|["'](comm|layout|shared_job)["']""")
 PARSES = {"test_docstrings", "test_layers", "test_words"}  # each parses the whole library once
+# The first test that needs them leaves these: torch's TCP store and the zygote have pipes, jobs threads that sample.
+LASTING = {"pipe:[]", "thread tqdm_monitor", "thread mpigraph-worker_", f"temporary mpigraph-kernels-{os.getuid()}"}
 FAILED = pytest.StashKey[bool]()
 JOBS = {
     "checkpoint",
@@ -304,6 +307,35 @@ def deadline(request: pytest.FixtureRequest) -> Iterator[None]:
     timer.cancel()
 
 
+def held() -> Counter[str]:
+    """What this process has: open files, mapped shared memory, threads, processes and temporary files, by name."""
+    found = open_files()
+    found.update(f"thread {re.sub(r'[0-9]+', '', thread.name)}" for thread in threading.enumerate())
+    for task in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError):  # it has ended
+            for child in map(int, Path(f"/proc/self/task/{task}/children").read_text().split()):
+                found[f"process {child}"] += child not in jobs.LASTING
+    if Session.running is None:  # a job that tests share opens graphs
+        found["mapped shared memory"] = Path("/proc/self/maps").read_text().count(" /dev/shm/")
+    found.update(f"temporary {name}" for name in os.listdir(tempfile.gettempdir()))
+    for lasting in LASTING:
+        del found[lasting]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves something of what it has made; a job that tests share may begin or end with it."""
+    before, session = held(), Session.running
+    yield
+    for pause in (0.0, 0.1, 0.5, 2.0):  # threads and processes that are told to end take a moment
+        if not (more := held() - before) or Session.running is not session:
+            return
+        gc.collect()
+        time.sleep(pause)
+    pytest.fail(f"the test leaves {dict(more)}")
+
+
 def leave_nothing() -> None:
     """End this rank's jobs and remove what tests share, where the session does not come to its end."""
     jobs.end_all(signal.SIGTERM)
@@ -369,6 +401,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     folder = WORLD.bcast(tempfile.mkdtemp(prefix="mpigraph-tests-") if WORLD.rank == 0 else None)
     layouts.FOLDER = Path(folder)
+    tempfile.tempdir = tempfile.mkdtemp(prefix="mpigraph-files-")
+    os.chmod(tempfile.tempdir, 0o755)  # tests have processes of other users
     jobs.ZYGOTE = layouts.FOLDER / "zygote"
     signal.signal(signal.SIGTERM, leave)
     if WORLD.rank == 0:
@@ -389,6 +423,8 @@ def pytest_sessionfinish() -> None:
     for outcome in COUNTS:
         COUNTS[outcome] = WORLD.allreduce(COUNTS[outcome])
     jobs.end_zygote()
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+    tempfile.tempdir = None
     if WORLD.rank == 0:
         shutil.rmtree(layouts.FOLDER)
         compat.remove_dead_segments(starting=10.0)  # of jobs that are ended inside MPI_Init

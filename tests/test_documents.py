@@ -16,7 +16,7 @@ import mpigraph
 from mpigraph.cli.main import COMMANDS, main
 from mpigraph.config import Config
 
-ALL = [ROOT / "README.md", *(path for path in ROOT.glob("[!.]*/**/*.md") if ".venv" not in path.parts)]
+ALL = [ROOT / "README.md", *ROOT.glob(".github/*.md"), *ROOT.glob("[!.]*/**/*.md")]
 USERS = [path for path in ALL if path.relative_to(ROOT).parts[0] != "tests" and path.name != "CHANGELOG.md"]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
@@ -43,8 +43,8 @@ SETTING = re.compile(r"\bMPIGRAPH_[A-Z_]*[A-Z]\b")
 COMMAND = re.compile(r"(?:-m |`)mpigraph ([a-z][\w-]*)((?:(?!-m mpigraph)[^`\n|;&#])*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 OTHERS = set(  # of pip, docker, Slurm, EasyBuild, git and DGL's and GraphStorm's programs
-    "--check-contrib --contain --dependency --force-reinstall --no-binary --no-kill --no-requeue --output-format "
-    "--robot --save-orig-nids --sdist --shm-size".split()
+    "--check-contrib --contain --dependency --force-reinstall --no-binary --no-deps --no-kill --no-requeue "
+    "--output-format --robot --save-orig-nids --shm-size --wheel-dir".split()
 )
 DOTTED = re.compile(r"\b(?:mpigraph|mg)((?:\.[A-Za-z]\w*)+)\b")
 
@@ -90,6 +90,14 @@ def unknown(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_document_names_what_exists(path: Path) -> None:
     assert sorted(set(unknown(path.read_text(encoding="utf-8")))) == []
+
+
+def test_the_library_is_installed_from_no_index() -> None:
+    """Its name is free there: whoever takes it would run code at each site that follows such a line."""
+    texts = [*ALL, ROOT / "pyproject.toml", *(ROOT / "mpigraph").rglob("*.py"), *(ROOT / "slurm").rglob("*.sh")]
+    bare = re.compile(r"pip install(?!.*--no-index)[^\n|;]* ['\"`]?mpigraph(?![\w./-])")
+    assert [str(path) for path in texts if bare.search(path.read_text(encoding="utf-8"))] == []
+    assert bare.search("pip install 'mpigraph[mpich]'") and not bare.search("pip install ./mpigraph-1.whl")
 
 
 def test_an_unknown_name_is_found() -> None:

@@ -66,6 +66,10 @@ def save(
     One job at a time writes into a folder: the one that came last. A job comes by its first :func:`latest`,
     :func:`load` or save there. So a stopped and forgotten job cannot overwrite the checkpoints of its successor. Jobs
     that only load take the folder from no other job.
+
+    Example:
+        >>> state = {"model": layer, "step": 100}
+        >>> mpigraph.checkpoint.save(state, checkpoint_id="checkpoints/100")
     """
     _save(state_dict, checkpoint_id, keep, background=False)
 
@@ -138,6 +142,11 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
             have been overwritten.
 
     Every trainer raises the same error; the error of an earlier :func:`async_save` is raised here, too.
+
+    Example:
+        >>> newest = mpigraph.checkpoint.latest("checkpoints")
+        >>> if newest:
+        ...     mpigraph.checkpoint.load(state, checkpoint_id=newest)
     """
     session = current()
     with session.world.together("loading a checkpoint"):

@@ -323,10 +323,17 @@ class Slurm(Examples):
     """Copy the Slurm scripts into a folder."""
 
 
+@dataclass
+class Docs:
+    """Write the reference of all public names into a folder, as HTML that opens without a network."""
+
+    directory: str = argument("DIR", "new folder to write")
+
+
 GROUPS: dict[str, dict[type, str]] = {  # commands, which have the names of their classes, and the modules of these
     "graphs": {Generate: "graphs", Partition: "partition", Export: "graphs", Info: "info", Verify: "info"},
     "jobs": {Launch: "launch", Copy: "copy", Stage: "stage", Doctor: "doctor", Run: "scripts", Report: "doctor"},
-    "scripts to begin with": {Examples: "scripts", Slurm: "scripts"},
+    "to begin with": {Examples: "scripts", Slurm: "scripts", Docs: "docs"},
 }
 STATUSES = {
     0: "done",

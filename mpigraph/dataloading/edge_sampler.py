@@ -60,6 +60,11 @@ class EdgePredictionSampler(Sampler):
         sampler: draws the blocks.
         negative_sampler: draws the negatives, or None.
         prefetch_labels: names of edge features that loaders gather for the seed edges, or edge type -> names.
+
+    Example:
+        >>> with_edges = mpigraph.dataloading.as_edge_prediction_sampler(
+        ...     sampler, negative_sampler=mpigraph.dataloading.negative_sampler.Uniform(2)
+        ... )
     """
 
     def __init__(

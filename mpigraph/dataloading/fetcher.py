@@ -154,6 +154,7 @@ class FeatureFetcher(Generic[Kind]):
         self.upcoming: dict[tuple[object, ...], UpcomingReads] = {}
         self._announced: deque[dict[tuple[object, ...], _Asked]] = deque()
         self.counted = False
+        self._fetched = False
         self._pin_memory = pin_memory
 
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
@@ -198,6 +199,25 @@ class FeatureFetcher(Generic[Kind]):
             of.hand_out(rows, counts, data)
         for upcoming in self.upcoming.values():
             upcoming.done()
+        if not self._fetched:
+            self._fetched = True
+            self._warn_of_gaps(ids, data)
+
+    def _warn_of_gaps(
+        self, ids: Callable[[Kind], torch.Tensor], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
+    ) -> None:
+        """Warn of features that have NaN in the first minibatch, on the first trainer: the loss will be NaN, too."""
+        for (kind, name), tensor in self.tensors.items():
+            world, rows = tensor.rows.window.world, data(kind).get(name)
+            if rows is None or not rows.is_floating_point() or world.rank != world.trainer_ranks[0]:
+                continue
+            gaps = ids(kind)[rows[..., None].flatten(1).isnan().any(1)].tolist()
+            if gaps:
+                first = ", ".join(map(str, gaps[:5])) + (", ..." if len(gaps) > 5 else "")
+                get_logger().warning(
+                    f"feature {name!r} of {kind} is NaN in {len(gaps)} of {len(rows)} rows of the first minibatch "
+                    f"(rows {first}), and so will the loss be: python -m mpigraph partition --fill COLUMN=mean fills it"
+                )
 
     def _gather(self, of: WindowFeatures[Kind], numbers: I64) -> torch.Tensor:
         window = of.rows.window

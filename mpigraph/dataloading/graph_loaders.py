@@ -88,6 +88,13 @@ class DistNodeDataLoader(base.SampledDataLoader[base.Batch]):
         GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
 
     Every trainer raises these, whichever has the reason.
+
+    Example:
+        >>> loader = mpigraph.distributed.DistNodeDataLoader(
+        ...     g, nodes, sampler, batch_size=100, shuffle=True, features=["feat"], labels="label"
+        ... )
+        >>> for input_nodes, seeds, blocks in loader:
+        ...     rows, labels = blocks[0].srcdata["feat"], blocks[-1].dstdata["label"]
     """
 
     @overload
@@ -212,6 +219,12 @@ class DistEdgeDataLoader(base.SampledDataLoader[base.Batch]):
             wanted.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
         FieldNameError, CollectiveError, GraphDataError: as there.
+
+    Example:
+        >>> loader = mpigraph.distributed.DistEdgeDataLoader(
+        ...     g, edges, sampler, batch_size=1000, negative_sampler=mpigraph.dataloading.negative_sampler.Uniform(2)
+        ... )
+        >>> input_nodes, pairs, negatives, blocks = next(iter(loader))
     """
 
     @overload

@@ -141,6 +141,10 @@ class NeighborSampler(BlockSampler):
         fanouts, edge_dir, prob, replace, return_eids, num_threads, disjoint, time_filter: the fields of
             :attr:`arguments`; new values count from the next draw on.
         arguments_type: set by a subclass that chooses neighbours in another way.
+
+    Example:
+        >>> sampler = mpigraph.dataloading.NeighborSampler([5, 10])
+        >>> input_nodes, output_nodes, blocks = sampler.sample(g, [0, 1])
     """
 
     arguments_type: type[SamplingArguments] = SamplingArguments
@@ -351,6 +355,9 @@ class LaborSampler(NeighborSampler):
 
     Attributes:
         layer_dependency, batch_dependency: as given; new values count from the next draw on.
+
+    Example:
+        >>> labor = mpigraph.dataloading.LaborSampler([5, 10], batch_dependency=16)
     """
 
     arguments_type = _LaborArguments

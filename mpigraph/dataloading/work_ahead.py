@@ -222,11 +222,11 @@ class LoaderStats:
 
     def __str__(self) -> str:
         times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
-        return (
-            f"{self.minibatches} minibatches, {self.remote_rows} remote rows, {self.cached_rows} of them in the cache, "
-            f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); "
-            f"seconds: {times}"
+        remote = (
+            f", {self.remote_rows} remote rows, {self.cached_rows} of them in the cache, "
+            f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved)"
         )
+        return f"{self.minibatches} minibatches{remote if self.remote_rows else ''}; seconds: {times}"
 
 
 class Pipeline:

@@ -47,6 +47,10 @@ class DistEmbedding:
         optm_state: the state of the optimizer made last for these rows, DistTensors by name.
 
     One-sided: the call.
+
+    Example:
+        >>> embedding = mpigraph.distributed.DistEmbedding(g.num_nodes(), 8)
+        >>> rows = embedding([0, 1])  # a tensor that requires gradients
     """
 
     @collective("trainers")
@@ -176,6 +180,15 @@ class DistEmbedding:
         """Overwrite the rows with those of such a file; see :meth:`.DistTensor.load`."""
         self.weight.load(source)
         self.reset_trace()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled or deep-copied, with the module that holds it: the rows are the job's."""
+        raise InvalidArgumentError(
+            f"embedding {self.name!r} cannot be pickled or deep-copied, and so cannot a module that holds it: its rows "
+            "lie on all hosts. mpigraph.checkpoint.save keeps rows and modules, save(path) the rows, and "
+            "torch.save(module.state_dict()) the module's own parameters. Keep embeddings beside a module that is "
+            "to be copied, as by AveragedModel, which averages no rows"
+        )
 
     def __repr__(self) -> str:
         return f"DistEmbedding({self.num_embeddings}, {self.embedding_dim}, name={self.name!r})"

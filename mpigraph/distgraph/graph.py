@@ -25,6 +25,8 @@ from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 from mpigraph.store.store import LoadedGraph
 
+_LINES = 30  # of a graph's text
+
 
 class DistGraph(SampledGraph):
     """A partitioned graph, opened by all trainers.
@@ -32,6 +34,10 @@ class DistGraph(SampledGraph):
     Ids are type-wise global int64 ids after relabelling.
 
     One-sided: reading features, degrees and edges.
+
+    Example:
+        >>> g = mpigraph.distributed.DistGraph("S", part_config="parts/S/S.json")
+        >>> rows = g.ndata["feat"][[0, 1]]
     """
 
     @collective("trainers")
@@ -197,7 +203,23 @@ class DistGraph(SampledGraph):
         )
 
     def __repr__(self) -> str:
-        return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"
+        lines = [f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"]
+        for ntype in self.ntypes:
+            lines.append(f"{ntype}: {self.num_nodes(ntype)} nodes{_listed(self.node_attr_schemes(ntype))}")
+        for relation in self.canonical_etypes:
+            schemes = _listed(self.edge_attr_schemes(relation))
+            lines.append(f"{', '.join(relation)}: {self.num_edges(relation)} edges{schemes}")
+        left = len(lines) - _LINES
+        return "\n  ".join(lines[:_LINES] + ([f"... and {left} more types"] if left > 0 else []))
+
+
+def _listed(schemes: dict[str, Scheme]) -> str:
+    """Return features as text, such as "; feat float32[64], label int64"."""
+    texts = [
+        f"{name} {str(scheme.dtype).removeprefix('torch.')}{list(scheme.shape) or ''}"
+        for name, scheme in schemes.items()
+    ]
+    return "; " + ", ".join(texts) if texts else ""
 
 
 def _refuse_storage(storage: object) -> None:

@@ -117,6 +117,11 @@ def partition_graph(
         GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
             65504 in float16; names feature and row.
         StorageError: the disk is full, or another run is writing to ``out_path``.
+
+    Example:
+        >>> small = mpigraph.graph((torch.tensor([0, 1]), torch.tensor([1, 2])))
+        >>> trainers = mpigraph.distributed.trainers()  # without comm, one rank alone calls it
+        >>> mpigraph.distributed.partition_graph(small, "small", num_parts=2, out_path="parts/small", comm=trainers)
     """
     exchange = ALONE if comm is None else MPIExchange(comm)
     with exchange.no_way_back():

@@ -62,6 +62,9 @@ def node_split(
         TensorMismatchError: the mask is a DistTensor of another type.
 
     One-sided; every trainer can call it alone.
+
+    Example:
+        >>> nodes = mpigraph.distributed.node_split(g.ndata["train_mask"])
     """
     return _split(nodes, partition_book, True, ntype, rank, force_even)
 
@@ -77,6 +80,9 @@ def edge_split(
     """Return the selected edges that this trainer works on; the arguments are those of :func:`node_split`.
 
     One-sided; every trainer can call it alone.
+
+    Example:
+        >>> edges = mpigraph.distributed.edge_split(torch.ones(g.num_edges(), dtype=torch.bool))
     """
     return _split(edges, partition_book, False, etype, rank, force_even)
 

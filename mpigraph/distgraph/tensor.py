@@ -50,6 +50,10 @@ class DistTensor:
     are written are rounded.
 
     Once all trainers have dropped the last reference and their views, their next collective call frees the memory.
+
+    Example:
+        >>> ages = mpigraph.distributed.DistTensor((g.num_nodes(), 1), torch.float32, "ages")
+        >>> ages[[0, 1]] = torch.tensor([[37.0], [41.0]])
     """
 
     _upcast = True

@@ -32,6 +32,7 @@ from mpigraph.session.context import (
     exit_client as exit_client,
     initialize as initialize,
     is_initialized as is_initialized,
+    trainers as trainers,
 )
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def arrow() -> Any:
         import pyarrow.csv
         import pyarrow.parquet
     except ImportError:
-        raise GraphDataError("csv, parquet and edge lists need pyarrow: pip install 'mpigraph[arrow]'") from None
+        raise GraphDataError("csv, parquet and edge lists need pyarrow: pip install pyarrow") from None
     return pyarrow
 
 

@@ -70,7 +70,7 @@ def _read_yaml(path: Path) -> Entry:
     try:
         import yaml
     except ImportError:
-        raise GraphDataError(f"{path}: YAML files need PyYAML: pip install 'mpigraph[yaml]'") from None
+        raise GraphDataError(f"{path}: YAML files need PyYAML: pip install PyYAML") from None
     try:
         return Entry.of(path, yaml.safe_load(read_text(path)))
     except (yaml.YAMLError, *UNREADABLE) as error:  # PyYAML lets errors of Python through

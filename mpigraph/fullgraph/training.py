@@ -90,6 +90,10 @@ class FullGraph:
         InvalidArgumentError: an argument is not as described above.
         FieldNameError: no relation has a feature of ``edata``.
         TensorMismatchError: trainers give different arguments.
+
+    Example:
+        >>> fg = mpigraph.FullGraph(g)
+        >>> h = fg([mpigraph.nn.SAGEConv(16, 4, "mean")], fg.ndata("feat"))
     """
 
     @collective("trainers")

@@ -388,7 +388,7 @@ def node_type(frames: Mapping[str, Any], ntype: str | None) -> str:
     if ntype is None and len(frames) == 1:
         return next(iter(frames))
     if ntype is None:
-        raise NodeTypeError(f"node type is ambiguous: name one of {list(frames)}")
+        raise NodeTypeError(f"node type is ambiguous: name one of {list(frames)}, as ntype={next(iter(frames))!r}")
     if ntype not in frames:
         raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(frames)})")
     return ntype

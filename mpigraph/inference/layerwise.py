@@ -125,6 +125,10 @@ def layerwise(
 
     All of these are raised on every trainer, whichever has the reason. A layer must not call what all trainers have to
     call, since they have different numbers of blocks.
+
+    Example:
+        >>> layers = [mpigraph.nn.SAGEConv(16, 4, "mean")]
+        >>> scores = mpigraph.inference.layerwise(g, layers, g.ndata["feat"], batch_size=1000)
     """
     return Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, cache, progress_bar).run(x)
 

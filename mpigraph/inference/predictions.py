@@ -73,6 +73,9 @@ def write_predictions(
         ShardFormatError, GraphDataError: the graph's original ids cannot be read.
 
     All of these are raised on every trainer.
+
+    Example:
+        >>> mpigraph.inference.write_predictions("predictions", g, scores)
     """
     session = current()
     exchange = MPIExchange(session.world.trainers)

@@ -171,7 +171,9 @@ class Schema:
         """
         if ntype is None:
             if len(self.ntypes) > 1:
-                raise NodeTypeError(f"node type is ambiguous: name one of {list(self.ntypes)}")
+                raise NodeTypeError(
+                    f"node type is ambiguous: name one of {list(self.ntypes)}, as ntype={self.ntypes[0]!r}"
+                )
             return 0
         if ntype not in self.ntypes:
             raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(self.ntypes)})")

@@ -14,7 +14,6 @@ import sys
 import termios
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from mpi4py import MPI
 from mpigraph.config import launch, launcher_rank
 from mpigraph.errors import ClosedError, MPIGraphError
 from mpigraph.mpi.start import end_unstarted, is_worker
+from mpigraph.remedies import format_error
 from mpigraph.trace import leave
 
 INTERRUPTED = 130  # a shell's status of a process that Ctrl-C ended
@@ -156,8 +156,7 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
         if isinstance(error, KeyboardInterrupt):
             status, text = INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
         else:
-            shown = "".join(traceback.format_exception(error))
-            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{shown}"
+            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{format_error(error)}"
     abort(status, text)
 
 

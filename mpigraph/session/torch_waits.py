@@ -1,4 +1,4 @@
-"""Waits for other trainers inside torch: places seen from a thread's stack, and spans of those for gradients.
+"""Waits for other ranks in foreign code: places seen from a thread's stack, and spans of torch's waits for gradients.
 
 torch's C++ code waits silently: in a collective of ``torch.distributed``, in the reduction of gradients that DDP puts
 behind a backward pass, in a rendezvous. The watchdog finds that a thread does nothing (:mod:`mpigraph.mpi.idle`) and
@@ -6,6 +6,7 @@ asks here whether that is one of these places.
 """
 
 import dis
+import inspect
 import sys
 from functools import lru_cache
 from types import CodeType, FrameType
@@ -13,6 +14,7 @@ from typing import Any
 from weakref import finalize
 
 import torch
+from mpi4py import MPI
 from torch.distributed import distributed_c10d
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +26,10 @@ from mpigraph.trace import span
 _WAITING = ("distributed/", "nn/parallel/distributed.py", "autograd/graph.py")  # modules of torch
 _RENDEZVOUS = "distributed/rendezvous.py"
 _COLLECTIVES = "distributed/distributed_c10d.py"
+_MPI_COLLECTIVES = frozenset(
+    "allgather allgatherv allreduce alltoall alltoallv alltoallw barrier bcast create dup exscan gather gatherv reduce "
+    "reduce_scatter reduce_scatter_block scan scatter scatterv split split_type".split()
+)
 
 
 class TorchWaits:
@@ -61,6 +67,58 @@ def _calls_wait(code: CodeType, at: int) -> bool:
         if instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
             before.append(instruction)
     return False
+
+
+class ServerWaits:
+    """Names the MPI call of the user's that a frame is in if servers would have to take part: they never do.
+
+    Such as ``MPI.COMM_WORLD.allreduce(x)``. MPI polls there, so that this process looks as if it worked.
+    """
+
+    def __init__(self, trainers: int, size: int) -> None:
+        self._trainers, self._size = trainers, size
+
+    def __call__(self, frame: FrameType) -> str:
+        """Return the name; "" in other calls."""
+        path = _collective_called(frame.f_code, frame.f_lasti) if self._trainers < self._size else ()
+        if not path:
+            return ""
+        comm: Any = frame.f_locals.get(path[0], frame.f_globals.get(path[0]))
+        for name in path[1:-1]:
+            comm = inspect.getattr_static(comm, name, None)
+        if not isinstance(comm, MPI.Intracomm) or not _has_more_ranks(comm, self._trainers):
+            return ""
+        return (
+            f"{'.'.join(path)}(), for servers, which take no part in it: the communicator of the trainers is "
+            "mpigraph.distributed.trainers()"
+        )
+
+
+def _has_more_ranks(comm: MPI.Intracomm, trainers: int) -> bool:
+    """Return whether a communicator has more ranks than the trainers; the watchdog's thread may not always ask MPI."""
+    if comm == MPI.COMM_WORLD:
+        return True
+    return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE and comm and comm.size > trainers)
+
+
+@lru_cache(64)
+def _collective_called(code: CodeType, at: int) -> tuple[str, ...]:
+    """Return the names of the collective that an instruction calls, as ("MPI", "COMM_WORLD", "Barrier"); () if none."""
+    line = line_called = 0
+    path: list[str] = []
+    called: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        name = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
+        line = getattr(instruction, "line_number", instruction.starts_line) or line  # a bool from Python 3.13 on
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            path.append(name)
+            if name.lower() in _MPI_COLLECTIVES:
+                line_called, called = line, tuple(path)
+        elif instruction.opname.startswith("LOAD_"):
+            path = [str(name)]
+        if instruction.offset == at:
+            return called if line == line_called and instruction.opname.startswith("CALL") else ()
+    return ()
 
 
 def _accelerator_started() -> bool:

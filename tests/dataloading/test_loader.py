@@ -127,6 +127,7 @@ def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
         assert len(list(batches)) == len(loader) == 8
     epochs = [line for line in lines if line.startswith("epoch ")]
     assert [re.findall(r"(\d+) minibatches", line) for line in epochs] == [["8"]] * 3, epochs
+    assert not current().world.all_local or not any("remote" in line for line in epochs)
 
 
 def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
@@ -390,6 +391,29 @@ def test_unequal_numbers_of_minibatches_are_one_warning(
     caplog.clear()
     dist.DistNodeDataLoader(g, seeds_of(g.rank(), [12, 10, 10]), NeighborSampler([2]), batch_size=2)
     assert not any("DDP needs equal numbers" in m for m in caplog.messages)
+
+
+@pytest.mark.parametrize("output", ["dgl", "pyg"])
+def test_a_feature_with_gaps_is_named_once_with_its_rows(
+    job: SharedJob, oracle, caplog: pytest.LogCaptureFixture, output: str
+) -> None:
+    g = job.open(oracle(3))
+    rows = dist.DistTensor((NUM_NODES, 2), torch.float32, part_policy=g.get_node_partition_policy())
+    rows[torch.tensor([3, 5])] = torch.tensor([[0.0, torch.nan], [torch.nan, torch.nan]])
+    g.ndata["age"] = rows
+    g.ndata["size"] = dist.DistTensor((NUM_NODES,), torch.float32, part_policy=g.get_node_partition_policy())
+    g.barrier()
+    caplog.clear()
+    loader = dist.DistNodeDataLoader(
+        g, np.arange(8), NeighborSampler([2]), batch_size=8, features=["age", "feat", "size"], output=output
+    )
+    for _ in range(2):
+        list(loader)
+    warned = job.trainers.allgather([m for m in caplog.messages if "NaN" in m])
+    (message,) = warned[0]
+    assert re.match(r"feature 'age' of _N is NaN in 2 of \d+ rows of the first minibatch \(rows 3, 5\)", message)
+    assert not any(warned[1:])
+    del g.ndata["age"], g.ndata["size"]
 
 
 @everywhere

@@ -1,6 +1,8 @@
 """DistEmbedding: reads and their records, rows that do not depend on the layout, dtypes, names, bad input."""
 
+import pickle
 import random
+from copy import deepcopy
 from functools import cache
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 from layouts import Job, alone, on_all, rotated
 from oracle import NUM_NODES, open_graph
+from torch.optim.swa_utils import AveragedModel
 
 import mpigraph.distributed as dist
 from mpigraph.distgraph import new_tensor
@@ -16,6 +19,7 @@ from mpigraph.errors import (
     InvalidArgumentError,
     TensorMismatchError,
 )
+from mpigraph.nn import SAGEConv
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -44,6 +48,20 @@ def test_reads_are_leaves_in_float32(g: dist.DistGraph, dtype: torch.dtype) -> N
     assert emb([]).shape == (0, 3)
     emb.reset_trace()
     assert emb.trace == []
+
+
+def test_modules_with_an_embedding_say_what_copies_it(g: dist.DistGraph) -> None:
+    model = SAGEConv(3, 2, "mean")
+    averaged = AveragedModel(model)
+    averaged.update_parameters(model)
+    assert torch.equal(averaged.module.fc_neigh.weight, model.fc_neigh.weight)
+    model.rows = dist.DistEmbedding(NUM_NODES, 3)
+    for copy in (deepcopy, pickle.dumps, AveragedModel):
+        with pytest.raises(
+            InvalidArgumentError, match=r"embedding .* cannot be pickled or deep-copied.*checkpoint\.save"
+        ):
+            copy(model)
+    assert "rows" not in model.state_dict()
 
 
 def test_records_keep_what_was_read(g: dist.DistGraph) -> None:

@@ -44,6 +44,10 @@ def test_counts_types_and_features(job: SharedJob, oracle) -> None:
     assert g.nodes["_N"].data["label"].dtype == torch.int64
     assert g.edges["_E"].data["even"].dtype == torch.bool
     assert g.rank() == current().rank == int(current().world.trainers.rank)
+    first, nodes, edges = repr(g).split("\n  ")
+    assert first == f"DistGraph('oracle', num_nodes={NUM_NODES}, num_edges={g.num_edges()})"
+    assert nodes.startswith(f"_N: {NUM_NODES} nodes; ") and "feat float32[3]" in nodes and "label int64" in nodes
+    assert edges.startswith(f"_N, _E, _N: {g.num_edges()} edges; ") and "even bool" in edges
     with pytest.raises(InvalidArgumentError, match=r"cannot be pickled: .*spawned"):
         pickle.dumps((g, NeighborSampler([2])))
     assert job.open(path).num_edges() == int(degrees_of(torch.arange(NUM_NODES)).sum())

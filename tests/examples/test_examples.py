@@ -136,6 +136,30 @@ def test_the_script_in_the_readme(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_sampler_of_your_own_in_the_tutorial(tmp_path: Path) -> None:
+    tutorial = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    sampler = tutorial.split("### A sampler of your own")[1].split("```python\n")[1].split("```")[0]
+    assert len([line for line in sampler.splitlines() if line]) <= 20
+    generate = "generate --nodes 500 --edges 5000 --train-fraction 0.5 -o data"
+    for words in (generate, "partition data --parts 2 --method random --name S -o parts/S"):
+        run(sys.executable, "-m", "mpigraph", *words.split(), cwd=tmp_path)
+    uses = """
+mg.distributed.initialize(num_servers=0)
+g = mg.distributed.DistGraph("S", part_config="parts/S/S.json")
+nodes = mg.distributed.node_split(g.ndata["train_mask"])
+loader = mg.distributed.DistNodeDataLoader(g, nodes, TrainNeighbors(3, hops=2), batch_size=50, features=["feat"])
+for inputs, seeds, blocks in loader:
+    assert len(blocks) == 2 and blocks[0].num_edges() and (blocks[0].in_degrees() <= 3).all()
+    src, _ = blocks[0].edges()
+    assert g.ndata["train_mask"][inputs[src]].all() and len(blocks[0].srcdata["feat"]) == len(inputs)
+print("done")
+"""
+    (tmp_path / "train.py").write_text(sampler + uses)
+    for two_nodes in ([], ["env", *TWO_NODES]):
+        assert run(*two_nodes, *mpiexec(2), *warm_python(), "train.py", cwd=tmp_path).count("done") == 2
+
+
+@pytest.mark.slow
 def test_two_csv_files_in_the_tutorial(tmp_path: Path) -> None:
     """From files as it shows them to predictions by their ids, with its commands and its script."""
     tutorial = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")

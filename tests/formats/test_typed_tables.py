@@ -462,4 +462,4 @@ def test_pyarrow_is_asked_for_before_anything_is_read(tmp_path, monkeypatch, cap
     folder = folder_of(tmp_path / "in", {"nodes.csv": "id\n1\n1\n", "edges.csv": "no edges"})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["partition", str(folder), "--parts", "2", "-o", str(tmp_path / "out")]) == 2
-    assert "csv, parquet and edge lists need pyarrow: pip install 'mpigraph[arrow]'" in capsys.readouterr().err
+    assert "csv, parquet and edge lists need pyarrow: pip install pyarrow" in capsys.readouterr().err

@@ -41,12 +41,12 @@ def test_what_was_printed_is_read_before_the_launcher_hears_of_the_end() -> None
 
 
 INTERRUPTED = """
-import signal
+import signal, traceback
 from mpigraph.mpi import abort
 def interrupted(error):
     signal.raise_signal(signal.SIGINT)
     return shown(error)
-shown, abort.traceback.format_exception = abort.traceback.format_exception, interrupted
+shown, traceback.format_exception = traceback.format_exception, interrupted
 abort.guard("trainer 0/2", 0)
 raise LookupError("the text of an error")
 """

@@ -87,7 +87,7 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
 def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
     """Whichever wait its main thread is in: it may send what the others wait for."""
     with watching() as watchdog, watchdog.waits.meeting("a barrier"):
-        watchdog.recognise(lambda frame: "")
+        watchdog.recognise(lambda frame: "", lambda frame: "")
         over = threading.Event()
 
         def compute() -> None:

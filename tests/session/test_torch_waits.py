@@ -101,6 +101,38 @@ def test_what_cannot_end_is_ended(tmp_path: Path, oracle, name: str, backend: st
 
 
 @pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("MPI.COMM_WORLD.allreduce(1)", "MPI.COMM_WORLD.allreduce()"),
+        pytest.param("world.Dup()", "world.Dup()", marks=pytest.mark.slow),
+        pytest.param("comms.own.Barrier()", "comms.own.Barrier()", marks=pytest.mark.slow),
+        pytest.param(
+            "g.barrier() if g.rank() else MPI.COMM_WORLD.bcast(\n 1, root=1)",
+            "MPI.COMM_WORLD.bcast()",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_collective_of_mpi_that_servers_do_not_join_is_ended(tmp_path: Path, oracle, call: str, name: str) -> None:
+    before = (
+        "from types import SimpleNamespace\nimport mpigraph\nfrom mpi4py import MPI\n"
+        "world = MPI.COMM_WORLD\ncomms = SimpleNamespace(own=world.Dup())\n"
+    )
+    status, output, seconds = run_script(tmp_path, oracle(2), call, before=before, MPIGRAPH_TIMEOUT="6")
+    assert status == 124 and seconds < SOON, output
+    assert "every trainer waits for others" in output or "the job is stuck" in output
+    last = output[output.rindex("[mpigraph]") :]
+    assert f"{name}, for servers" in last and "mpigraph.distributed.trainers()" in last, last
+    assert " at script.py:" in last, last
+
+
+def test_a_communicator_of_the_trainers_is_the_scripts(tmp_path: Path, oracle) -> None:
+    body = "comm = dist.trainers()\nassert comm.allgather(rank) == [0, 1] and comm.rank == rank\nprint('done')"
+    status, output, _ = run_script(tmp_path, oracle(2), body)
+    assert status == 0 and output.count("done") == 2, output
+
+
+@pytest.mark.parametrize(
     "name, backend, where", cases(SLOW, {(name, "gloo"): pytest.mark.slow for name in ("backward", "thread")})
 )
 def test_slow_jobs_are_not_ended(tmp_path: Path, oracle, name: str, backend: str, where: dict[str, object]) -> None:

@@ -9,8 +9,10 @@ import venv
 import zipfile
 from pathlib import Path
 
+import torch
 from jobs import ROOT, Done, clean_environment, mpiexec, run_job
 
+PACKAGES = Path(torch.__file__).parents[1]
 FOLDERS = ("mpigraph", "examples", "slurm", "tests")
 
 
@@ -28,14 +30,14 @@ def install(folder: Path, made: Path) -> Path:
     with tarfile.open(sdist) as archive:
         archive.extractall(made, filter="data")
     source = made / sdist.name.removesuffix(".tar.gz")
-    expected = {"PKG-INFO", "LICENSE", "README.md", "pyproject.toml", ".gitignore", ".ci", *FOLDERS}
+    expected = {"PKG-INFO", "LICENSE", "README.md", "pyproject.toml", ".gitignore", ".ci", ".github", *FOLDERS}
     assert {path.name for path in source.iterdir()} == expected
     environment = folder / ".venv"
     venv.create(environment, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     with zipfile.ZipFile(build("wheel", source, made / "wheel")) as archive:
         archive.extractall(packages)
-    linked = {packages: Path(sysconfig.get_path("purelib"))}
+    linked = {packages: PACKAGES}
     linked |= {environment / name: Path(sys.prefix) / name for name in ("bin", "lib")}  # MPI
     for own, others in linked.items():
         for path in others.iterdir():

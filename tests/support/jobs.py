@@ -58,6 +58,7 @@ rank = g.rank()
 """
 
 patience = DEADLINE  # seconds of all jobs of the test that runs, so that a job that hangs is the error that is reported
+LASTING: set[int] = set()  # processes that live as long as the tests
 _running: set[int] = set()  # process groups
 _zygote: "subprocess.Popen[bytes] | None" = None  # if this process started it
 
@@ -108,6 +109,7 @@ def warm_python() -> list[str]:
         if not ZYGOTE.exists():
             command = [sys.executable, HERE / "zygote.py", ZYGOTE]
             _zygote = subprocess.Popen(command, env=clean_environment(), stdin=subprocess.PIPE, start_new_session=True)
+            LASTING.add(_zygote.pid)
             while not ZYGOTE.exists():
                 assert _zygote.poll() is None, "the zygote cannot start"
                 time.sleep(0.05)

@@ -178,7 +178,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         temporary.mkdir()
         script.write_text(SCRIPT)
         number = {"KILL": 9, "TERM": 15}[case.signal]
-        token = f"MPIGRAPH_CASE={name}"
+        token = f"MPIGRAPH_TEST_CASE={name}"
         env = jobs.clean_environment() | dict([token.split("=")], TMPDIR=str(temporary))
         ranks = case.ranks_per_node * case.num_nodes
         command = jobs.mpiexec(ranks)
