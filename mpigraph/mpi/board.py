@@ -25,7 +25,7 @@ from mpigraph.trace_memory import Trace
 
 _ROW = 512  # bytes
 _HEAD = 64  # of numbers, int64: those below
-_BEAT, _WAITED, _IN_STEP, _STEPS, _STOPPING = 0, 1, 2, slice(3, 4), slice(4, 7)
+_BEAT, _WAITED, _IN_STEP, _STOPPING = 0, 1, 2, slice(3, 6)
 _OLD = 3.0  # seconds: a rank with an older row is stopped, or holds Python's lock; its wait may be over
 
 
@@ -37,7 +37,6 @@ class Board:
         addresses: :func:`mpigraph.trace.address` of the ranks, int64[ranks, 3].
         traces: readers of the memory of their spans.
         stopping: of each rank, its words of :mod:`.stopping`.
-        steps: of each rank int64[1], the steps that it has done while a report is made.
     """
 
     @collective("node")
@@ -51,7 +50,6 @@ class Board:
         self._rows: list[U8] = [as_array(self._win.Shared_query(rank)[0], np.uint8) for rank in range(node.size)]
         self._heads: list[I64] = [row[:_HEAD].view(np.int64) for row in self._rows]
         self.stopping: list[I64] = [head[_STOPPING] for head in self._heads]
-        self.steps: list[I64] = [head[_STEPS] for head in self._heads]
         self._rows[node.rank][:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._seen = [(-1, -1.0)] * node.size  # beat, processor time
@@ -113,7 +111,7 @@ class Board:
         """Free the board; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL
         if win:
-            for views in (self.traces, self._rows, self._heads, self.stopping, self.steps):
+            for views in (self.traces, self._rows, self._heads, self.stopping):
                 views.clear()  # type: ignore[attr-defined]
             win.Unlock_all()
             win.Free()

@@ -228,7 +228,7 @@ class Watchdog:
                 say(text)
             time.sleep(_TICKS_APART)
         if place:
-            leave(f"[mpigraph] {why}\n")  # so the launcher kills no rank that the witness would name
+            leave()  # so the launcher kills no rank that the witness would name
             time.sleep(_SPEAKING_TIME)
         abort(_STUCK, text, stacks=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpigraph.memory import in_units
-from mpigraph.reports.summary import Rank, Summary, replacing
+from mpigraph.reports.summary import PAGE, Rank, Summary, replacing
 from mpigraph.reports.verdict import SLOW, STAGES, StepTable, Verdict, duration, judge, main_thread
 
 _F64 = NDArray[np.float64]
@@ -180,7 +180,7 @@ def _class(stage: str) -> str:
 
 def write_page(folder: Path, summary: Summary) -> None:
     """Write ``report.html`` to a folder. Raises StorageError."""
-    with replacing(folder / "report.html") as temporary:
+    with replacing(folder / PAGE) as temporary:
         temporary.write_text(render(summary), encoding="utf-8", errors="replace")
 
 
@@ -237,12 +237,11 @@ def _step_strip(summary: Summary, table: StepTable, verdict: Verdict) -> str:
 def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
     if not table.count:
         return _section("Steps of all trainers", "The times of single steps are not known.")
-    first = summary.job.window.first_step if summary.job.window else 0
     how = (
         "A column is a step. Below: the trainer's own time; faint, above it: waits for other ranks. The second colour "
         f"marks steps of {SLOW} times the median and more. Median step: {duration(table.step)}."
     )
-    axis = f'<div class="axis"><span>step {first}</span><span>{first + table.count - 1}</span></div>'
+    axis = f'<div class="axis"><span>step 0</span><span>{table.count - 1}</span></div>'
     colours = _key([("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others")])
     return _section("Steps of all trainers", how, colours, _step_strip(summary, table, verdict), axis, _numbers(table))
 
@@ -374,11 +373,9 @@ def _settings(summary: Summary) -> str:
     facts = {
         "command": " ".join(job.command),
         "began": job.began,
-        "steps": f"{job.window.first_step} to {job.window.last_step}" if job.window else "",
         "transport": job.transport,
         "exchange of sampling requests": job.exchange,
         "process group": job.process_group,
-        "largest error of clocks": duration(summary.clock_error) if summary.clock_error is not None else "",
     }
     facts |= {f"graph {graph.name}": f"{graph.nodes:,} nodes, {graph.edges:,} edges" for graph in job.graphs}
     facts |= {f"version of {name}": text for name, text in job.versions.items()}
@@ -398,13 +395,9 @@ def _settings(summary: Summary) -> str:
         ]
         for rank in summary.ranks
     ]
-    last = [f"{rank.name} ({summary.node_of(rank)}): {rank.last_spans}" for rank in summary.ranks if rank.last_spans]
-    ended = f"<h3>The end of the job</h3><pre>{escape(summary.ended)}</pre>" if summary.ended else ""
-    ended += f"<h3>Last spans</h3><pre>{escape(chr(10).join(last))}</pre>" if last else ""
     return _section(
         "Settings, versions and layout",
         "",
-        ended,
         f'<div class="wide">{_table([], lines)}</div>',
         _details("ranks", _table(head, layout)),
     )

@@ -225,7 +225,7 @@ def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
 
 def received_bytes() -> int:
     """Bytes that this process has received so far."""
-    return sum(value for one in sums().values() for key, value in one.counts.items() if key[0] == "received_bytes")
+    return sum(value for one in sums()[1].values() for key, value in one.counts.items() if key[0] == "received_bytes")
 
 
 @pytest.mark.slow

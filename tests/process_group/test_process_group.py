@@ -701,11 +701,11 @@ def test_a_receive_that_nothing_is_sent_for_is_given_up(job: SharedJob, monkeypa
 def test_bytes_are_counted_by_trainer(job: SharedJob) -> None:
     """What all send is what all receive; a sum takes 2 (n - 1) / n of its bytes on each link of a ring."""
     with started() as (rank, size):
-        before = sums()
+        before = sums()[1]
 
         def passed(name: str) -> dict[int, int]:
             found: dict[int, int] = {}
-            for thread, now in sums().items():
+            for thread, now in sums()[1].items():
                 for key, number in now.since(before.get(thread, Snapshot())).counts.items():
                     if isinstance(key, tuple) and key[0] == name and number:
                         found[key[1]] = found.get(key[1], 0) + number
