@@ -128,7 +128,7 @@ def _processor_time(pid: int) -> float:
 
 
 class Rounds:
-    """Maxima over the leaders of all nodes, again and again. For one thread at a time; only :meth:`close` waits.
+    """Maxima over the leaders of all nodes, one round after the other. For one thread; only :meth:`close` waits.
 
     Attributes:
         comm: the leaders.
@@ -138,38 +138,28 @@ class Rounds:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.begun: float | None = None
-        self._given: I64 | None = None
-        self._result: I64 | None = None
-        self._request = MPI.REQUEST_NULL
-
-    def take(self) -> I64 | None:
-        """Return the result of the round before, once, if it is complete."""
-        result, self._result = self._result, None
-        return result
-
-    def give(self, words: I64) -> None:
-        """Give this node's part of the next round, unless one is outstanding."""
-        if self._given is None:
-            self._given = words.copy()
 
     @collective("comm", "one round after the other")
-    def exchange(self, now: float) -> None:
-        """Begin a round if there is a part to give, and note its result if it is complete."""
-        if self._given is None or self._result is not None:
-            return
+    def begin(self, words: I64, now: float) -> None:
+        """Begin a round with this node's part, unless one is outstanding."""
         if self.begun is None:
-            self._request = self.comm.Iallreduce(MPI.IN_PLACE, self._given, MPI.MAX)
+            self._words = words.copy()
+            self._request = self.comm.Iallreduce(MPI.IN_PLACE, self._words, MPI.MAX)
             self.begun = now
-        if self._request.Test():
-            self._result, self._given, self.begun = self._given, None, None
+
+    def result(self) -> I64 | None:
+        """Return the result of the outstanding round, once, if it is complete."""
+        if self.begun is None or not self._request.Test():
+            return None
+        self.begun = None
+        return self._words
 
     @collective("comm")
     def close(self, part: Callable[[], I64], over: Callable[[I64], bool]) -> None:
         """Go on with rounds of ``part`` until the result of one is ``over``: the same one on every leader."""
 
         def is_over() -> bool:
-            self.give(part())
-            self.exchange(0.0)
-            return (result := self.take()) is not None and over(result)
+            self.begin(part(), 0.0)
+            return (result := self.result()) is not None and over(result)
 
         until(is_over, IDLE)
