@@ -45,18 +45,12 @@ STAGES = {
 }
 """The stages in words."""
 _REMEDIES = {
-    (
-        "trainer",
-        "stage",
-    ): "The script does more there (evaluation, logging), or its processor is slower or shared",
+    ("trainer", "stage"): "The script does more there (evaluation, logging), or its processor is slow or shared",
     ("trainer", "sudden"): "Look for what the script does there every so many steps: a checkpoint, a print, a copy",
     ("trainer", "seeds"): "Divide the seeds by node_split with force_even=True; use one batch size everywhere",
     ("trainer", "cache"): "Divide the seeds by node_split, so that trainers read alike; use a larger cache",
     ("trainer", "wait"): "Look at the hosts that it reads from, and at its node's network",
-    (
-        "host",
-        "network",
-    ): "Look at its cable or port, or leave it out (--exclude); have fewer remote rows by METIS",
+    ("host", "network"): "Look at its cable or port, or leave it out (--exclude); fewer remote rows by METIS",
     ("host", "requests"): "Give the server a core of its own, or use more servers",
     ("", "memory"): "Use smaller caches, features in 16 bits (feat_dtype), or more nodes",
     ("", "processor"): "Use fewer ranks or threads (OMP_NUM_THREADS) on a node, and no other jobs there",
