@@ -22,12 +22,7 @@ from mpigraph import config
 from mpigraph.arrays import Array
 from mpigraph.errors import MPIGraphError
 
-_LEVELS = {
-    MPI.THREAD_SINGLE: "single",
-    MPI.THREAD_FUNNELED: "funneled",
-    MPI.THREAD_SERIALIZED: "serialized",
-    MPI.THREAD_MULTIPLE: "multiple",
-}
+_LEVELS = ("single", "funneled", "serialized", "multiple")
 _MAPPED = re.compile(r" (/\S+/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILINE)
 
 
@@ -56,7 +51,7 @@ def may_lose_messages() -> bool:
 
 def thread_level() -> str:
     """Return MPI's thread level: "single", "funneled", "serialized" or "multiple"."""
-    return _LEVELS[MPI.Query_thread()]
+    return next(level for level in _LEVELS if getattr(MPI, f"THREAD_{level.upper()}") == MPI.Query_thread())
 
 
 def as_array(memory: MPI.buffer, dtype: npt.DTypeLike) -> Array:
