@@ -124,7 +124,7 @@ _SMALL = 64 << 10  # bytes of a block that always shares a segment
 _LEAST = 1 << 20  # bytes of a shared segment
 _MOST = 64 << 20  # the same, except where two arrays are larger
 _PART = 16  # of what a host holds: smaller arrays share segments; a new one has twice that
-_MOST_WINDOWS = 500  # each needs one to three communicators, of which MPICH has 2048, and it crashes without one
+_MOST_WINDOWS = 500  # each needs one to three communicators; MPICH has 2048, and crashes where it has none left
 
 
 class _Segment:
