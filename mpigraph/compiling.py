@@ -3,7 +3,6 @@
 Numba compiles a kernel when it is first called and its cache lacks it; ``kernels/cache.py`` tells :data:`REPORT`.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,14 +12,13 @@ from mpigraph.log import get_logger
 
 _FIRST = "compiling kernels (first use), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
 _SECONDS = 10.0  # between two lines
-_CLEAR = "\r\x1b[K"
 
 
 class Report:
     """Count and report the kernels that this process compiles.
 
     Attributes:
-        tell: prints a line in place of the log. A caller that sets it also shows :meth:`status`; else a terminal does.
+        tell: prints the first line in place of the log; a caller that sets it also shows :meth:`status`.
         compiled: the number of kernels.
         known: calls of kernels so far, and in all, while a job makes sure that those of training are compiled; a call
             may compile several. (0, 0) else.
@@ -52,11 +50,8 @@ class Report:
             self._depth += 1
             if not self._spoke:
                 self._say(_FIRST)
-            elif self.tell is None and not self._draws() and now - self._spoke >= _SECONDS:
+            elif self.tell is None and now - self._spoke >= _SECONDS:
                 self._say(self.status())
-            if self._draws():
-                sys.stderr.write(_CLEAR + self.status())
-                sys.stderr.flush()
 
     def end(self) -> None:
         """Note that the kernel is compiled."""
@@ -65,12 +60,6 @@ class Report:
             self._depth -= 1
             if not self._depth:
                 self._seconds += time.monotonic() - self._begin
-                if self._draws():
-                    sys.stderr.write(_CLEAR)
-                    sys.stderr.flush()
-
-    def _draws(self) -> bool:
-        return self.tell is None and launcher_rank() == 0 and sys.stderr is not None and sys.stderr.isatty()
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()

@@ -31,8 +31,7 @@ import struct
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from mmap import mmap
 from operator import add
 from time import perf_counter, perf_counter_ns
@@ -51,7 +50,7 @@ Key = str | tuple[str, int]
 BINS = 48  # of a histogram: bin k holds spans of less than 2**k times 1.024 us
 _TOTAL, _INSIDE, _HISTOGRAM = range(3)  # of a stage's sums: ns, ns in spans inside, and from there on the histogram
 
-_write_event = struct.Struct("5q").pack_into  # the text is empty, unless it is written after that
+_write_event = struct.Struct(f"3q{layout.NAME}s{layout.TEXT}s").pack_into
 _write_mark = struct.Struct("q").pack_into
 
 
@@ -119,22 +118,8 @@ class _Memory:
         self.bytes = memoryview(memory)
         self.mark = int.from_bytes(os.urandom(8), "little") >> 1
         _write_mark(self.bytes, 0, self.mark)
-        self.numbers: dict[str, int] = {}
         self.free_rings = deque(range(layout.RINGS))
         self.lock = threading.RLock()  # a signal handler may have spans, too
-
-    def number_of(self, name: str) -> int:
-        """Give a stage a number, from 1 on."""
-        with self.lock:
-            number = self.numbers.get(name, len(self.numbers) + 1)
-            if number >= layout.NAMES - 1:
-                number = layout.NAMES - 1
-                name = "others"
-            begin = layout.HEAD + number * layout.NAME
-            text = name.encode(errors="replace")[: layout.NAME]
-            self.bytes[begin : begin + len(text)] = text
-            self.numbers.setdefault(name, number)
-            return number
 
 
 class _Sheet:
@@ -182,7 +167,7 @@ class Thread:
         log: what a recording keeps of it.
     """
 
-    __slots__ = ("__weakref__", "at", "inner", "log", "name", "numbers", "outer", "ring", "sheet", "words")
+    __slots__ = ("__weakref__", "at", "inner", "log", "name", "outer", "ring", "sheet", "words")
 
     def __init__(self) -> None:
         self.at = 0
@@ -196,14 +181,13 @@ class Thread:
     def take_ring(self) -> None:
         """Write to a ring that no other thread has, until the thread ends."""
         free = memory.free_rings
-        self.numbers = memory.numbers
         try:
             number = free.popleft()
         except IndexError:  # more threads than rings: other processes cannot read this one
             self.ring = memoryview(bytearray(RING))
             self.words = self.ring.cast("q")
             return
-        begin = layout.FIRST_RING + number * RING
+        begin = layout.HEAD + number * RING
         self.ring = memory.bytes[begin : begin + RING]
         self.ring[:] = bytes(RING)
         self.words = self.ring.cast("q")
@@ -228,7 +212,7 @@ class span:
     Args:
         name: of the stage.
         batch: the number of the minibatch, if the span is of one.
-        detail: more words for messages; the first 96 bytes are kept.
+        detail: more words for messages; the first 104 bytes are kept.
         totals: the sums that the span is added to; default: those of the thread.
 
     Attributes:
@@ -248,18 +232,13 @@ class span:
         self._thread = thread = _local.thread
         self._at = at = thread.at
         thread.at = at + EVENT
-        number = thread.numbers.get(self.name) or memory.number_of(self.name)
+        name = self.name.encode(errors="replace")
+        detail = self.detail.encode(errors="replace")
         self.outer = thread.inner
         self._inside = 0
         thread.inner = self
-        if _profiler.state._is_profiler_enabled:
-            _profiler.enter(self)
         self.begin = begin = perf_counter_ns()
-        at %= RING
-        _write_event(thread.ring, at, number, begin, 0, self.batch, 0)
-        if self.detail:
-            text = self.detail.encode(errors="replace")[: layout.TEXT].ljust(layout.TEXT, b"\0")
-            thread.ring[at + layout.FIRST_TEXT : at + EVENT] = text
+        _write_event(thread.ring, at % RING, begin, 0, self.batch, name, detail)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
@@ -268,7 +247,7 @@ class span:
         at = self._at
         self.took = took = end - self.begin
         if thread.at - at <= RING:  # else the ring has gone round
-            thread.words[(at % RING >> 3) + 2] = end
+            thread.words[(at % RING >> 3) + 1] = end
         outer = self.outer
         if thread.inner is self:
             thread.inner = outer
@@ -277,8 +256,6 @@ class span:
         if recordings:
             for recording in recordings:
                 (thread.log or recording.log_of(thread)).add(self, end)
-        if _profiler.shown:
-            _profiler.exit(self)
         if kind is not None:
             if outer is not None:
                 outer._inside += self._inside
@@ -295,39 +272,6 @@ class span:
     def seconds(self) -> float:
         """The duration of the block, once it has ended."""
         return self.took / 1e9
-
-
-class _Profiler:
-    """Shows spans to another profiler while that is on.
-
-    Attributes:
-        state: has ``_is_profiler_enabled``.
-        shown: by id of a span, what is to be left at its end.
-    """
-
-    _is_profiler_enabled = False
-
-    def __init__(self) -> None:
-        self.state: Any = self
-        self.show: Callable[[str], AbstractContextManager[Any]] = nullcontext
-        self.shown: dict[int, AbstractContextManager[Any]] = {}
-
-    def enter(self, begun: span) -> None:
-        """Show that a span has begun."""
-        self.shown[id(begun)] = shown = self.show(begun.name)
-        shown.__enter__()
-
-    def exit(self, ended: span) -> None:
-        """Show that a span has ended, if its begin was shown."""
-        shown = self.shown.pop(id(ended), None)
-        if shown is not None:
-            shown.__exit__(None, None, None)
-
-
-def show_spans(state: Any, show: Callable[[str], AbstractContextManager[Any]]) -> None:
-    """Enter ``show(name)`` for each span that begins while ``state._is_profiler_enabled`` is true."""
-    _profiler.state = state
-    _profiler.show = show
 
 
 def count(name: str, number: int, host: int | None = None) -> None:
@@ -396,16 +340,11 @@ def this_thread() -> Thread:
     return _local.thread
 
 
-def sums() -> dict[str, Snapshot]:
-    """Return all sums of this process by thread, with the part of the spans that have not ended yet.
+def sums() -> tuple[int, dict[str, Snapshot]]:
+    """Return a time in ns, and all sums of this process by thread, with the part until then of spans that last.
 
     Threads of one name are one, and a name has no number: all of a pool are one.
     """
-    return timed_sums()[1]
-
-
-def timed_sums() -> tuple[int, dict[str, Snapshot]]:
-    """Return the time up to which spans that have not ended are counted, and all sums."""
     with memory.lock:
         total = {name: _Sheet(name) for name in {sheet.thread for sheet in _all_sheets()}}
         for sheet in _all_sheets():
@@ -437,18 +376,6 @@ def _keep_dropped() -> None:
                 _past.setdefault(name, _Sheet(name)).add(sheet)
 
 
-def counted(names: Sequence[str]) -> list[int]:
-    """Return the sums of some counters, of all threads and of all hosts."""
-    with memory.lock:
-        sums = dict.fromkeys(names, 0)
-        for sheet in _all_sheets():
-            for key, value in list(sheet.counts.items()):
-                name = key if isinstance(key, str) else key[0]
-                if name in sums:
-                    sums[name] += value
-    return list(sums.values())
-
-
 def met() -> int:
     """Return the ns that this thread has waited for other ranks, outside of loaders' stages."""
     sums = _local.thread.sheet.stages.get("meet")
@@ -460,10 +387,8 @@ def address() -> layout.Address:
     return os.getpid(), memory.file, memory.mark
 
 
-def leave(words: str = "") -> None:
-    """Let readers of this process's memory know that it leaves the job, and why if that is an error."""
-    length = layout.HEAD - layout.LAST_WORDS
-    memory.bytes[layout.LAST_WORDS : layout.HEAD] = words.encode(errors="replace")[:length].ljust(length, b"\0")
+def leave() -> None:
+    """Let readers of this process's memory know that it leaves the job."""
     memory.bytes[layout.LEFT] = 1
 
 
@@ -483,7 +408,6 @@ _all_totals: "weakref.WeakSet[Totals]" = weakref.WeakSet()
 _dropped: deque[dict[str, list[_Sheet]]] = deque()
 _past: dict[str, _Sheet] = {}
 recordings: list[Any] = []  # one at most, which hears of each span's end
-_profiler = _Profiler()
 memory = _Memory()
 process = Totals()
 _local = _Local()

@@ -1,8 +1,8 @@
 """The memory in which a process has its last spans, for others of the node: its layout, and its reader.
 
-It has the names of stages and a ring of events for each thread. A process writes its own (``trace.py``), which outlives
-it, so the watchdog and the witness can say what a rank did last. The witness loads this file by its path: nothing of
-the library is imported here.
+It has a ring of events for each thread. A process writes its own (``trace.py``), which outlives it, so the watchdog and
+the witness can say what a rank did last. The witness loads this file by its path: nothing of the library is imported
+here.
 """
 
 import os
@@ -13,22 +13,19 @@ from mmap import MAP_SHARED, PROT_READ, mmap
 from time import perf_counter_ns
 from typing import NamedTuple
 
-EVENT = 128  # bytes: number of the name, begin, end, minibatch (int64 each), and text
-FIRST_TEXT = 32
+NAME = 32  # bytes of a stage's name
+FIRST_TEXT = 24 + NAME
+EVENT = 160  # bytes: begin, end, and minibatch (int64 each), the name, and text
 TEXT = EVENT - FIRST_TEXT
 RING = 64 * EVENT  # bytes: the events of a thread
 RINGS = 32  # threads with a ring that other processes can read
-NAMES = 256  # names of stages that other processes can read; the last means any other
-NAME = 32  # bytes
-HEAD = 2048  # bytes: a random number, by which a reader knows that it has the right memory; then the two below
+HEAD = 64  # bytes: a random number, by which a reader knows that it has the right memory; then the next one
 LEFT = 8  # not 0 once the process has left the job
-LAST_WORDS = 64  # why; text
-FIRST_RING = HEAD + NAMES * NAME
-BYTES = FIRST_RING + RINGS * RING
+BYTES = HEAD + RINGS * RING
 
 _OPEN_SHOWN = 3  # events in a message
 _DONE_SHOWN = 4
-_read_event = struct.Struct("4q").unpack_from
+_read_event = struct.Struct(f"3q{NAME}s{TEXT}s").unpack_from
 
 Address = tuple[int, int, int]
 """The place of a process's memory: its id, a file descriptor, and the random number in the memory's head."""
@@ -38,27 +35,18 @@ class Event(NamedTuple):
     """A span in a ring.
 
     Attributes:
-        name: of its stage.
-        batch: the minibatch, if the span is of one.
         begin: nanoseconds on the clock of spans.
         end: the same, 0 if the span has not ended.
+        batch: the minibatch, if the span is of one.
+        name: of its stage.
         detail: more words.
     """
 
-    name: str
-    batch: int
     begin: int
     end: int
+    batch: int
+    name: str
     detail: str
-
-
-def name_at(memory: memoryview, number: int) -> str:
-    """Return the name that has a number."""
-    return _text(memory, HEAD + number * NAME, NAME)
-
-
-def _text(memory: memoryview, at: int, length: int) -> str:
-    return bytes(memory[at : at + length]).partition(b"\0")[0].decode(errors="replace")
 
 
 class Trace:
@@ -84,25 +72,23 @@ class Trace:
 
     def events(self) -> list[Event]:
         """Return the events of all threads, oldest first."""
-        if not self._bytes:
-            return []
         events = []
-        for at in range(FIRST_RING, BYTES, EVENT):
-            number, begin, end, batch = _read_event(self._bytes, at)
-            if 0 < number < NAMES:
-                text = _text(self._bytes, at + FIRST_TEXT, TEXT)
-                events.append(Event(name_at(self._bytes, number), batch, begin, end, text))
-        return sorted(events, key=lambda event: event.begin)
+        for at in range(HEAD, len(self._bytes), EVENT):
+            begin, end, batch, *texts = _read_event(self._bytes, at)
+            if begin:
+                name, detail = (text.partition(b"\0")[0].decode(errors="replace") for text in texts)
+                events.append(Event(begin, end, batch, name, detail))
+        return sorted(events)
 
     @property
     def readable(self) -> bool:
         """False if the memory could not be mapped, or is that of another process."""
         return bool(self._bytes)
 
-    def last_words(self) -> str | None:
-        """Return what the process has said as it left the job (:func:`mpigraph.trace.leave`); None if it has not."""
-        left = self._bytes and self._bytes[LEFT]
-        return _text(self._bytes, LAST_WORDS, HEAD - LAST_WORDS) if left else None
+    @property
+    def left(self) -> bool:
+        """True once the process has left the job (:func:`mpigraph.trace.leave`)."""
+        return bool(self._bytes and self._bytes[LEFT])
 
     def last(self) -> str:
         """Describe the spans that have not ended and the last ones that have; "" without spans."""

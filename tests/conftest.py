@@ -50,7 +50,7 @@ from typed_oracle import write_typed_oracle
 
 from mpigraph.cli import ranks
 from mpigraph.kernels import warm_up
-from mpigraph.mpi import compat, watchdog
+from mpigraph.mpi import watchdog
 from mpigraph.session.context import Session
 
 torch.set_num_threads(1)
@@ -427,7 +427,21 @@ def pytest_sessionfinish() -> None:
     tempfile.tempdir = None
     if WORLD.rank == 0:
         shutil.rmtree(layouts.FOLDER)
-        compat.remove_dead_segments(starting=10.0)  # of jobs that are ended inside MPI_Init
+        remove_dead_segments()
+
+
+def remove_dead_segments() -> None:
+    """Remove the shared memory of MPICH of jobs that were ended inside ``MPI_Init``."""
+    old = time.time() - 10
+    mapped = ""
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            mapped += path.read_text()
+    for path in Path("/dev/shm").glob("mpich_*"):
+        with suppress(OSError):
+            found = path.stat()
+            if found.st_uid == os.getuid() and found.st_mtime < old and str(path) not in mapped:
+                path.unlink()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -395,7 +395,6 @@ def _hold(
             step(waiting, using, met_before, delayed_before, num_seeds, partial(_num_inputs, batch))
     finally:
         loader._passes.end(plan)
-    loader._epochs.session.control.reporting.end_epoch()
     get_logger().info("epoch %d of a loader: %s", plan.epoch, loader.stats().since(before))
 
 

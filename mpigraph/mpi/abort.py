@@ -68,7 +68,7 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
         with suppress(Exception):
             faulthandler.dump_traceback_later(_PRINTING_TIME, exit=True, file=open(os.devnull, "w"))
         say(text)
-        leave(text)
+        leave()
         if stacks and sys.__stderr__ is not None:
             with suppress(Exception):
                 faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)

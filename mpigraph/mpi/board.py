@@ -25,7 +25,7 @@ from mpigraph.trace_memory import Trace
 
 _ROW = 512  # bytes
 _HEAD = 64  # of numbers, int64: those below
-_BEAT, _WAITED, _IN_STEP, _STEPS, _STOPPING = 0, 1, 2, slice(3, 4), slice(4, 7)
+_BEAT, _WAITED, _IN_STEP, _STOPPING = 0, 1, 2, slice(3, 6)
 _OLD = 3.0  # seconds: a rank with an older row is stopped, or holds Python's lock; its wait may be over
 
 
@@ -37,7 +37,6 @@ class Board:
         addresses: :func:`mpigraph.trace.address` of the ranks, int64[ranks, 3].
         traces: readers of the memory of their spans.
         stopping: of each rank, its words of :mod:`.stopping`.
-        steps: of each rank int64[1], the steps that it has done while a report is made.
     """
 
     @collective("node")
@@ -51,7 +50,6 @@ class Board:
         self._rows: list[U8] = [as_array(self._win.Shared_query(rank)[0], np.uint8) for rank in range(node.size)]
         self._heads: list[I64] = [row[:_HEAD].view(np.int64) for row in self._rows]
         self.stopping: list[I64] = [head[_STOPPING] for head in self._heads]
-        self.steps: list[I64] = [head[_STEPS] for head in self._heads]
         self._rows[node.rank][:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._seen = [(-1, -1.0)] * node.size  # beat, processor time
@@ -113,7 +111,7 @@ class Board:
         """Free the board; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL
         if win:
-            for views in (self.traces, self._rows, self._heads, self.stopping, self.steps):
+            for views in (self.traces, self._rows, self._heads, self.stopping):
                 views.clear()  # type: ignore[attr-defined]
             win.Unlock_all()
             win.Free()
@@ -130,7 +128,7 @@ def _processor_time(pid: int) -> float:
 
 
 class Rounds:
-    """Maxima over the leaders of all nodes, again and again. For one thread at a time; only :meth:`close` waits.
+    """Maxima over the leaders of all nodes, one round after the other. For one thread; only :meth:`close` waits.
 
     Attributes:
         comm: the leaders.
@@ -140,38 +138,28 @@ class Rounds:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
         self.begun: float | None = None
-        self._given: I64 | None = None
-        self._result: I64 | None = None
-        self._request = MPI.REQUEST_NULL
-
-    def take(self) -> I64 | None:
-        """Return the result of the round before, once, if it is complete."""
-        result, self._result = self._result, None
-        return result
-
-    def give(self, words: I64) -> None:
-        """Give this node's part of the next round, unless one is outstanding."""
-        if self._given is None:
-            self._given = words.copy()
 
     @collective("comm", "one round after the other")
-    def exchange(self, now: float) -> None:
-        """Begin a round if there is a part to give, and note its result if it is complete."""
-        if self._given is None or self._result is not None:
-            return
+    def begin(self, words: I64, now: float) -> None:
+        """Begin a round with this node's part, unless one is outstanding."""
         if self.begun is None:
-            self._request = self.comm.Iallreduce(MPI.IN_PLACE, self._given, MPI.MAX)
+            self._words = words.copy()
+            self._request = self.comm.Iallreduce(MPI.IN_PLACE, self._words, MPI.MAX)
             self.begun = now
-        if self._request.Test():
-            self._result, self._given, self.begun = self._given, None, None
+
+    def result(self) -> I64 | None:
+        """Return the result of the outstanding round, once, if it is complete."""
+        if self.begun is None or not self._request.Test():
+            return None
+        self.begun = None
+        return self._words
 
     @collective("comm")
     def close(self, part: Callable[[], I64], over: Callable[[I64], bool]) -> None:
         """Go on with rounds of ``part`` until the result of one is ``over``: the same one on every leader."""
 
         def is_over() -> bool:
-            self.give(part())
-            self.exchange(0.0)
-            return (result := self.take()) is not None and over(result)
+            self.begin(part(), 0.0)
+            return (result := self.result()) is not None and over(result)
 
         until(is_over, IDLE)

@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -23,15 +22,8 @@ from mpigraph import config
 from mpigraph.arrays import Array
 from mpigraph.errors import MPIGraphError
 
-_LEVELS = {
-    MPI.THREAD_SINGLE: "single",
-    MPI.THREAD_FUNNELED: "funneled",
-    MPI.THREAD_SERIALIZED: "serialized",
-    MPI.THREAD_MULTIPLE: "multiple",
-}
-_SEGMENT = re.compile(r"mpich_(?:shm|vci)_[0-9a-f]+_\d+")
-_MAPPED = re.compile(rf" (/\S+/{_SEGMENT.pattern})$", re.MULTILINE)
-_STARTING = 600.0  # seconds within which all processes of a job have mapped what the first of them has made
+_LEVELS = ("single", "funneled", "serialized", "multiple")
+_MAPPED = re.compile(r" (/\S+/mpich_(?:shm|vci)_[0-9a-f]+_\d+)$", re.MULTILINE)
 
 
 def library_version() -> str:
@@ -59,7 +51,7 @@ def may_lose_messages() -> bool:
 
 def thread_level() -> str:
     """Return MPI's thread level: "single", "funneled", "serialized" or "multiple"."""
-    return _LEVELS[MPI.Query_thread()]
+    return next(level for level in _LEVELS if getattr(MPI, f"THREAD_{level.upper()}") == MPI.Query_thread())
 
 
 def as_array(memory: MPI.buffer, dtype: npt.DTypeLike) -> Array:
@@ -93,28 +85,7 @@ def advise_large_pages(memory: Array) -> None:
 
 def unlink_segments() -> None:
     """Remove the names of the segments of MPICH that this process has mapped."""
-    for path in _mapped("self"):
-        with suppress(OSError):  # another rank was first
-            os.unlink(path)
-
-
-def remove_dead_segments(folder: str = "/dev/shm", starting: float = _STARTING) -> None:
-    """Remove the segments of MPICH that this user's ended processes have left.
-
-    Those made in the last ``starting`` seconds stay: a job may be starting.
-    """
     with suppress(OSError):  # not Linux
-        old = time.time() - starting
-        segments = [Path(folder) / name for name in os.listdir(folder) if _SEGMENT.fullmatch(name)]
-        dead = {str(path) for path in segments if path.stat().st_uid == os.getuid() and path.stat().st_mtime < old}
-        for pid in filter(str.isdigit, os.listdir("/proc") if dead else []):
-            dead -= _mapped(pid)
-        for path in dead:
-            os.unlink(path)
-
-
-def _mapped(pid: str) -> set[str]:
-    """Return the segments of MPICH that a process has mapped; none if it is another user's."""
-    with suppress(OSError):
-        return set(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")))
-    return set()
+        for path in set(_MAPPED.findall(Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace"))):
+            with suppress(OSError):  # another rank was first
+                os.unlink(path)

@@ -27,7 +27,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.log import get_logger, line_calling
-from mpigraph.mpi.abort import abort, say
+from mpigraph.mpi.abort import abort
 from mpigraph.mpi.agree import gathering
 from mpigraph.mpi.board import Board, Rounds
 from mpigraph.mpi.coroutine import Task, advance
@@ -41,7 +41,6 @@ _TICK = 0.5  # seconds
 _HURRY = 0.05  # seconds between ticks while trainers agree to stop
 _LATE = 4  # ticks: a process that comes later has been stopped, or nearly so
 _FIRST_WARNING = 0.2  # of the timeout; the next one comes when the time has doubled
-_TICKS_APART = 1.5  # seconds within which leaders that decide alike do so
 _SPEAKING_TIME = 5.0  # seconds that the other nodes have to tell what their ranks do, and the first to say it
 _APART = 0.5  # seconds between the ranks of a node that end the job because of equal waits: the first speaks for them
 _LINES = 200  # in a message
@@ -93,6 +92,7 @@ class Watchdog:
         self._idle: Idle | None = None
         self._warned = _FIRST_WARNING * timeout
         self._rounds = Rounds(leaders) if leaders is not None else None
+        self._exchanged = -1.0
         self._closing = False
         self.board = board = Board(node, identity)
         train = np.empty(node.size, np.int8)
@@ -131,8 +131,9 @@ class Watchdog:
 
     def exchange(self) -> None:
         """Take part in the rounds of leaders, on a leader whose watchdog may not: call it again and again."""
-        if self._rounds is not None and not self._threads:
-            self._rounds.exchange(self.waits.now)
+        if self._rounds is not None and not self._threads and self.waits.now > self._exchanged:
+            self._exchanged = self.waits.now
+            self._lead(self._rounds)
 
     def _run(self) -> None:
         while not self._done.wait(min(_HURRY, self._tick) if self._decider.hurries else self._tick):
@@ -150,13 +151,12 @@ class Watchdog:
         self.board.look(self.waits.now)
         if any(self.board.still(rank, self.waits.now) <= self._timeout for rank in self._order[:place]):
             return
-        numbers = self._numbers()
         if place:  # the leader is stopped, and with it this node's news of other nodes
-            self._judge_still(numbers)
+            self._judge_still(self._numbers())
         elif self._rounds is None:
-            self._decide(numbers)
-        else:
-            self._lead(self._rounds, numbers)
+            self._decide(self._numbers())
+        elif self._threads:
+            self._lead(self._rounds)
 
     def _numbers(self) -> I64:
         """Return what is to be known of this node's ranks, to be reduced by MAX.
@@ -173,16 +173,12 @@ class Watchdog:
         numbers = [-min(waited), max(waited), in_step, still, not self._closing]
         return np.array([*numbers, *self._decider.look(self.waits.now)], np.int64)
 
-    def _lead(self, rounds: Rounds, numbers: I64) -> None:
-        """Take part in a round of leaders, and act by the one before."""
-        if self._threads:
-            rounds.exchange(self.waits.now)
-        if (maxima := rounds.take()) is not None:
+    def _lead(self, rounds: Rounds) -> None:
+        """Act by the last round of leaders, and begin the next one."""
+        if (maxima := rounds.result()) is not None:
             self._decide(maxima)
-            numbers[_STOPPING] = self._decider.look(self.waits.now)  # once the target is written
-        rounds.give(numbers)
-        if self._threads:
-            rounds.exchange(self.waits.now)
+        numbers = self._numbers()  # once the target is written
+        rounds.begin(numbers, self.waits.now)
         silence = self.waits.now - rounds.begun if rounds.begun is not None else 0.0
         if min(silence, numbers[1] / 1000) > self._timeout:
             self._end(f"another node has shown no sign of life for {silence:.0f} s: the job is stuck")
@@ -212,25 +208,18 @@ class Watchdog:
             self._end("a process is stopped or lost: the job is stuck", self._rounds)
 
     def _end(self, why: str, rounds: Rounds | None = None) -> None:
-        """End the job; ``rounds``: all their leaders do so now, and the first one says what the ranks of all nodes do.
-
-        Below ``MPI_THREAD_MULTIPLE`` this thread may not ask them, so each speaks for its node, the first one last.
-        """
+        """End the job; ``rounds``: all their leaders do so now, and the first one says what all ranks do."""
         self.board.look(self.waits.now)
         lines = self.board.lines(self.waits.now)
         place = rounds.comm.rank if rounds is not None else 0
-        if rounds is not None and self._threads:
+        if rounds is not None:
             gather = Task(gathering(rounds.comm, "\n".join(lines).encode(), 0))
             if advance([gather], IDLE, _SPEAKING_TIME) and not place:
                 lines = [line for node in gather.result() for line in node.decode().split("\n")]
         text = "\n  ".join([line for line in lines if line][:_LINES])
         text = f"[mpigraph] {why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}\n"
-        if rounds is not None and not self._threads:
-            if place:
-                say(text)
-            time.sleep(_TICKS_APART)
         if place:
-            leave(f"[mpigraph] {why}\n")  # so the launcher kills no rank that the witness would name
+            leave()  # so the launcher kills no rank that the witness would name
             time.sleep(_SPEAKING_TIME)
         abort(_STUCK, text, stacks=True)
 

@@ -35,7 +35,7 @@ from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, 
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import guard, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
-from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
+from mpigraph.mpi.compat import library_version, unlink_segments
 from mpigraph.mpi.coroutine import Progress
 from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.start import check_connected, machine, software, start_mpi
@@ -45,7 +45,6 @@ from mpigraph.mpi.witness import Witness
 from mpigraph.trace import join, leave
 
 _DOMAINS = Path("/sys/devices/system/node")
-_SPARE = 8  # communicators that are to be left
 
 _DIFFER = (
     "ranks of one job differ in their settings: start all from one environment, or from equal ones, with the same "
@@ -110,7 +109,6 @@ class World:
         self._number_nodes()
         if self.node.rank == 0:
             unlink_segments()
-            remove_dead_segments()
         try:
             self.assign_roles(0 if self.size == 1 else num_servers)
         except MPIGraphError:  # on every rank
@@ -354,23 +352,6 @@ class World:
             raise ClosedError("the world was closed")
         return self._own(self.comm.Dup())
 
-    @collective("comm")
-    def check_communicators(self, purpose: str) -> None:
-        """Check that MPI has communicators left.
-
-        Raises CollectiveError if it has none left ``purpose``; on every rank.
-        """
-        spare: list[MPI.Intracomm] = []
-        try:
-            while len(spare) < _SPARE:
-                spare.append(self.comm.Dup())
-        except MPI.Exception as error:  # on every rank
-            reason = str(error).splitlines()[0]
-            raise everywhere(CollectiveError(f"MPI has no communicators left ({reason}) {purpose}")) from None
-        finally:
-            for comm in spare:
-                comm.Free()
-
     @collective("those trainers")
     def group(self, members: Sequence[int]) -> MPI.Intracomm:
         """Return a communicator of the trainers ``members``, in this order; the caller frees it."""
@@ -400,17 +381,13 @@ class World:
     @collective("self.trainers")
     def rendezvous(self) -> tuple[str, int]:
         """Return the address of the first trainer and a free port there."""
-        host, port = "127.0.0.1", 0
-        if self.trainers.rank == 0:
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                port = probe.getsockname()[1]
-        machines = allgather_bytes(self.trainers, MPI.Get_processor_name().encode())
-        if len(set(machines)) > 1:
-            host = _address()
-        offers = allgather_bytes(self.trainers, f"{host}:{port}".encode())
-        host, _, number = offers[0].decode().rpartition(":")
-        return host, int(number)
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        offer = f"{MPI.Get_processor_name()}\n{_address()}\n{port}"
+        offers = [data.decode().split("\n") for data in allgather_bytes(self.trainers, offer.encode())]
+        several = len({machine for machine, _, _ in offers}) > 1
+        return offers[0][1] if several else "127.0.0.1", int(offers[0][2])
 
     @collective("comm")
     def close(self) -> None:

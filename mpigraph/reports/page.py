@@ -1,20 +1,19 @@
 """``report.html``: one file for any browser, without any address in it and without a script.
 
-Its charts are inline SVG: rows of bars that fill the width of the page, and matrices. Text is escaped here; numbers are
-limited to what the page shows. A chart has a title and a description for readers who do not see it, and says with words
-or heights what it says with colours.
+Its charts are rows of bars that fill the width of the page, rows of columns (inline SVG), and tables with darker cells.
+Text is escaped here; numbers are limited to what the page shows. A chart has a description for readers who do not see
+it, and says with words or heights what it says with colours.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpigraph.memory import in_units
-from mpigraph.reports.summary import Rank, Summary, replacing
+from mpigraph.reports.summary import PAGE, Rank, Summary, replacing
 from mpigraph.reports.verdict import SLOW, STAGES, StepTable, Verdict, duration, judge, main_thread
 
 _F64 = NDArray[np.float64]
@@ -23,7 +22,8 @@ _MOST_ROWS = 160
 """Rows of a chart; more ranks than these are left out, the slowest kept."""
 _MOST_CELLS = 128  # of a matrix, on each side
 _MOST_COLUMNS = 240  # of a strip
-_LEVELS = 8
+_DARKEST = 70  # percent of the colour of a matrix, on which its text can be read
+_MOST_TEXTS = 12  # cells of a matrix with text in them, on each side
 _HEAD = (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -31,53 +31,32 @@ _HEAD = (
 )
 
 
-class _Bar(NamedTuple):
-    """A piece of a row: ends as shares of the width."""
-
-    stage: str
-    begin: float
-    end: float
-    words: str = ""
-
-
 def _short(text: str, most: int = 22) -> str:
     """Return text that is cut and escaped."""
     return escape(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
-def _rows(title: str, about: str, names: Sequence[tuple[str, bool]], height: float, plot: str) -> str:
-    """Return names beside a plot that is as wide as the page.
-
-    Args:
-        title: of the chart.
-        about: the chart in words.
-        names: of the rows, and whether each is emphasized.
-        height: of a row, in pixels; of thin rows only the emphasized and some others have their names.
-        plot: SVG, with x in percent and y in pixels.
-    """
-    texts: dict[float, str] = {}
-    often = int(np.ceil(14 / height))
-    for i, (name, strong) in sorted(enumerate(names), key=lambda row: not row[1][1]):
-        y = max((i + 0.5) * height + 4, 10)
-        if (strong or i % often == 0) and all(abs(y - other) >= 12 for other in texts):
-            texts[y] = f'<text class="{"slow" if strong else ""}" y="{y:.1f}">{_short(name)}</text>'
-    size = f'height="{height * len(names) + 2:.0f}"'
-    drawn = _svg(f'class="plot" {size}', title, about, plot)
-    return (
-        f'<div class="chart"><svg class="names" {size} aria-hidden="true">{"".join(texts.values())}</svg>{drawn}</div>'
-    )
+def _chart(about: str, rows: Iterable[str]) -> str:
+    """Return rows of a chart, and ``about``, the same in words."""
+    return f'<div class="chart" role="img" aria-label="{escape(about)}">{"".join(rows)}</div>'
 
 
-def _strip(values: _F64, waits: _F64, slow: NDArray[np.bool_], height: float) -> str:
+def _row(name: tuple[str, bool], *plots: str) -> str:
+    """Return a row of a chart: its name, and whether that is emphasized; and what is beside it, from top to bottom."""
+    text, strong = name
+    kind = "slow" if strong else ""
+    return f'<div class="row"><span class="{kind}">{_short(text)}</span><div>{"".join(plots)}</div></div>'
+
+
+def _columns(values: _F64, waits: _F64, slow: NDArray[np.bool_]) -> list[str]:
     """Return a row of columns for each trainer: its own time, dark or in the colour of slow steps, below its waits."""
     count = values.shape[1]
-    width = -(-count // _MOST_COLUMNS)
-    firsts = np.arange(0, count, width)
+    firsts = np.arange(0, count, -(-count // _MOST_COLUMNS))
     values, waits = (np.maximum.reduceat(array, firsts, axis=1) for array in (values, values + waits))
     slow = np.logical_or.reduceat(slow, firsts, axis=1)
     highest = max(float(np.quantile(waits, 0.98)) * 1.05, 1e-12)
     heights = np.minimum(np.stack([values, waits]) / highest, 1)
-    parts = []
+    rows = []
     for i in range(len(values)):
         drawn = ""
         for name, up, chosen in (
@@ -87,22 +66,17 @@ def _strip(values: _F64, waits: _F64, slow: NDArray[np.bool_], height: float) ->
         ):
             columns = "".join(f"M{x} 100V{100 - 100 * up[x]:.0f}h.9V100" for x in np.flatnonzero(chosen))
             drawn += f'<path class="{name}" d="{columns}"/>'
-        y = f'y="{i * height:.1f}" height="{max(height - (3 if height > 12 else 1), 2):.1f}"'
-        parts.append(f'<svg viewBox="0 0 {len(firsts)} 100" preserveAspectRatio="none" width="100%" {y}>{drawn}</svg>')
-    return "".join(parts)
+        rows.append(f'<svg viewBox="0 0 {len(firsts)} 100" preserveAspectRatio="none">{drawn}</svg>')
+    return rows
 
 
-def _bars(y: float, height: float, pieces: Iterable[_Bar]) -> str:
-    """Return bars that lie side by side; the text of a bar is cut where the bar ends."""
-    parts = []
-    for stage, begin, end, words in pieces:
-        text = f'<text class="in" x="4" y="{height / 2 + 4:.0f}">{escape(words)}</text>' if height >= 10 else ""
-        parts.append(
-            f'<svg class="cell" x="{100 * begin:.2f}%" y="{y:.1f}" '
-            f'width="{max(100 * (end - begin), 0.05):.2f}%" height="{height:.1f}">'
-            f'<rect class="{_class(stage)}" width="100%" height="100%"/>{text}<title>{escape(words)}</title></svg>'
-        )
-    return "".join(parts)
+def _bar(pieces: Iterable[tuple[str, float, str]], kind: str) -> str:
+    """Return pieces side by side: the stage, the share of the width, and words, which are cut where the piece ends."""
+    drawn = (
+        f'<i class="{_class(stage)}" style="width:{100 * share:.2f}%" title="{escape(words)}">{escape(words)}</i>'
+        for stage, share, words in pieces
+    )
+    return f'<div class="bar {kind}">{"".join(drawn)}</div>'
 
 
 def _legend(stages: Iterable[str]) -> str:
@@ -113,26 +87,19 @@ def _legend(stages: Iterable[str]) -> str:
 
 def _key(colours: Iterable[tuple[str, str]]) -> str:
     """Return the meaning of colours, as pairs of a class and words."""
-    items = (
-        f'<li><svg aria-hidden="true"><rect class="{name}" width="12" height="12"/></svg>{_short(words, 60)}</li>'
-        for name, words in colours
-    )
+    items = (f'<li><i class="{name}"></i>{_short(words, 60)}' for name, words in colours)
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def _matrix(
-    title: str,
-    about: str,
     names: Sequence[str],
     columns: Sequence[str],
     entries: Iterable[tuple[int, int, float]],
     show: Callable[[float], str],
 ) -> str:
-    """Return a matrix of sums; from 129 rows or columns on, neighbours share a cell.
+    """Return a table of sums whose cells are the darker the larger; from 129 rows or columns on neighbours share one.
 
     Args:
-        title: of the chart.
-        about: the chart in words.
         names: of the rows.
         columns: names of the columns.
         entries: (row, column, value), each added.
@@ -143,35 +110,22 @@ def _matrix(
     values = np.zeros((down, across))
     for row, column, value in entries:
         values[row * down // len(names), column * across // len(columns)] += value
-    left = 96.0
-    top = 22.0
-    cell = 264 / max(down, across)
-    level = np.ceil(values / (values.max() or 1.0) * _LEVELS).astype(int)
-    size = f"h{cell * 0.96:.2f}v{cell * 0.96:.2f}h-{cell * 0.96:.2f}"
-    parts = []
-    for k in range(1, _LEVELS + 1):
-        cells = "".join(f"M{left + c * cell:.1f} {top + r * cell:.1f}{size}" for r, c in np.argwhere(level == k))
-        parts.append(f'<path class="heat" fill-opacity="{k / _LEVELS:.2f}" d="{cells}"/>' if cells else "")
-    parts.append(f'<rect class="grid" x="{left}" y="{top}" width="{across * cell:.1f}" height="{down * cell:.1f}"/>')
-    for r in range(0, down, int(np.ceil(13 / cell))):
-        name = names[-(-r * len(names) // down)]
-        parts.append(_text(left - 4, top + (r + 0.5) * cell + 4, _short(name, 17), "end"))
-    for c in range(0, across, int(np.ceil(26 / cell))):
-        name = columns[-(-c * len(columns) // across)]
-        parts.append(_text(left + (c + 0.5) * cell, top - 6, _short(name, 8), "middle"))
-    for r, c in np.argwhere(values > 0) if max(down, across) <= 6 else ():
-        middle = (left + (c + 0.5) * cell, top + (r + 0.5) * cell + 4)
-        parts.append(_text(*middle, escape(show(values[r, c])), "middle", "strong" if level[r, c] > 5 else ""))
-    box = f'class="square" viewBox="0 0 364 {top + down * cell + 2:.0f}"'
-    return _svg(box, title, about, "".join(parts))
+    shares = _DARKEST * values / (values.max() or 1.0)
+    text = max(down, across) <= _MOST_TEXTS
 
+    def cell(row: int, column: int) -> str:
+        if not values[row, column]:
+            return "<td>"
+        words = escape(show(values[row, column]))
+        share = f'style="--share:{shares[row, column]:.0f}%"'
+        return f"<td {share}>{words}" if text else f'<td {share} title="{words}">'
 
-def _svg(attributes: str, title: str, about: str, content: str) -> str:
-    return f'<svg {attributes} role="img"><title>{escape(title)}</title><desc>{escape(about)}</desc>{content}</svg>'
-
-
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
-    return f'<text class="small {kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+    head = "".join(f"<th>{_short(columns[-(-c * len(columns) // across)], 8)}" for c in range(across))
+    lines = (
+        f"<tr><th>{_short(names[-(-r * len(names) // down)])}{''.join(cell(r, c) for c in range(across))}"
+        for r in range(down)
+    )
+    return f'<div class="wide"><table class="heat"><tr><th>{head}{"".join(lines)}</table></div>'
 
 
 def _class(stage: str) -> str:
@@ -180,7 +134,7 @@ def _class(stage: str) -> str:
 
 def write_page(folder: Path, summary: Summary) -> None:
     """Write ``report.html`` to a folder. Raises StorageError."""
-    with replacing(folder / "report.html") as temporary:
+    with replacing(folder / PAGE) as temporary:
         temporary.write_text(render(summary), encoding="utf-8", errors="replace")
 
 
@@ -221,30 +175,26 @@ def _names(summary: Summary, ranks: Iterable[Rank], verdict: Verdict | None = No
     return [(f"{rank.name} · {summary.node_of(rank)}", rank.rank in named) for rank in ranks]
 
 
-def _step_strip(summary: Summary, table: StepTable, verdict: Verdict) -> str:
+def _step_rows(summary: Summary, table: StepTable, verdict: Verdict) -> str:
     chosen = np.sort(np.argsort(-table.clean.mean(axis=1), kind="stable")[:_MOST_ROWS])
-    height = float(np.clip(520 / len(chosen), 4, 34))
     trainers = [table.trainers[i] for i in chosen.tolist()]
-    slow = table.slow()
-    about = "; ".join(
-        f"{trainer.name}: {slow[i].sum()} slow steps" for i, trainer in zip(chosen, trainers, strict=True)
-    )
-    waits = table.seconds - table.clean
-    plot = _strip(table.clean[chosen], waits[chosen], slow[chosen], height)
-    return _rows("Steps of all trainers", about, _names(summary, trainers, verdict), height, plot)
+    slow = table.slow()[chosen]
+    counts = zip(trainers, slow.sum(axis=1).tolist(), strict=True)
+    about = "; ".join(f"{trainer.name}: {count} slow steps" for trainer, count in counts)
+    plots = _columns(table.clean[chosen], (table.seconds - table.clean)[chosen], slow)
+    return _chart(about, map(_row, _names(summary, trainers, verdict), plots))
 
 
 def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
     if not table.count:
         return _section("Steps of all trainers", "The times of single steps are not known.")
-    first = summary.job.window.first_step if summary.job.window else 0
     how = (
         "A column is a step. Below: the trainer's own time; faint, above it: waits for other ranks. The second colour "
         f"marks steps of {SLOW} times the median and more. Median step: {duration(table.step)}."
     )
-    axis = f'<div class="axis"><span>step {first}</span><span>{first + table.count - 1}</span></div>'
+    axis = f'<div class="axis"><span>step 0</span><span>{table.count - 1}</span></div>'
     colours = _key([("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others")])
-    return _section("Steps of all trainers", how, colours, _step_strip(summary, table, verdict), axis, _numbers(table))
+    return _section("Steps of all trainers", how, colours, _step_rows(summary, table, verdict), axis, _numbers(table))
 
 
 def _numbers(table: StepTable) -> str:
@@ -280,7 +230,7 @@ def _waits(summary: Summary, table: StepTable) -> str:
     most = [c for c in np.argsort(-by_cause, kind="stable")[:3].tolist() if by_cause[c]]
     worst = ", ".join(f"{trainers[c].name} ({summary.node_of(trainers[c])}) {duration(by_cause[c])}" for c in most)
     names = [name for name, _ in _names(summary, trainers)]
-    chart = _matrix(title, worst, names, [str(t.number) for t in trainers], entries, duration)
+    chart = _matrix(names, [str(t.number) for t in trainers], entries, duration)
     how = f"A row waits for the column, the trainer that came last in a step. Most waited for: {escape(worst)}."
     return _section(title, how, chart)
 
@@ -317,35 +267,30 @@ def _bytes(summary: Summary) -> str:
     names = [name for name, _ in _names(summary, readers)]
     columns = [host.name[0] + str(host.number) for host in hosts]
     total = f"{in_units(sum(size for *_, size in entries))} in all"
-    chart = _matrix(title, total, names, columns, entries, lambda size: in_units(int(size)))
+    chart = _matrix(names, columns, entries, lambda size: in_units(int(size)))
     how = f"Row: the rank that asks. Column: the host (t: trainer, s: server). Both ways, {total}."
     more = " Tensors of torch's process group over MPI are among them." if met else ""
     return _section(title, how + more, chart)
 
 
 def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict) -> str:
-    height = 30.0
     longest = max([rank.seconds for rank in ranks] + [1e-9])
-    plot = []
-    for row, rank in enumerate(ranks):
+    rows = []
+    for name, rank in zip(_names(summary, ranks, verdict), ranks, strict=True):
         main = main_thread(rank)
-        threads = [main, *(thread for thread in rank.threads if thread is not main)][:3]
-        top = 0.0
-        for thread in threads:
+        bars = []
+        for thread in [main, *(thread for thread in rank.threads if thread is not main)][:3]:
             seconds = {name: stage.own for name, stage in thread.stages.items()}
             seconds["rest"] = max(thread.rest or 0.0, 0.0)
-            pieces = []
-            at = 0.0
-            for name in sorted(seconds, key=lambda name: (name in ("meet", "own", "rest"), name)):
-                words = f"{name} {duration(seconds[name])}" + ("" if thread is main else f" ({thread.name[:40]})")
-                if seconds[name] > 0.001 * longest:
-                    pieces.append(_Bar(name, min(at / longest, 1), min((at + seconds[name]) / longest, 1), words))
-                at += seconds[name]
-            thick = 16.0 if thread is main else 5.0
-            plot.append(_bars(row * height + top, thick, pieces))
-            top += thick
-    about = "; ".join(f"{rank.name}: {duration(rank.seconds)}" for rank in ranks)
-    return _rows("Stages by rank", about, _names(summary, ranks, verdict), height, "".join(plot))
+            where = "" if thread is main else f" ({thread.name[:40]})"
+            pieces = (
+                (stage, seconds[stage] / longest, f"{stage} {duration(seconds[stage])}{where}")
+                for stage in sorted(seconds, key=lambda stage: (stage in ("meet", "own", "rest"), stage))
+                if seconds[stage] > 0.001 * longest
+            )
+            bars.append(_bar(pieces, "thick" if thread is main else "thin"))
+        rows.append(_row(name, *bars))
+    return _chart("; ".join(f"{rank.name}: {duration(rank.seconds)}" for rank in ranks), rows)
 
 
 def _busy(rank: Rank) -> tuple[bool, float]:
@@ -374,11 +319,9 @@ def _settings(summary: Summary) -> str:
     facts = {
         "command": " ".join(job.command),
         "began": job.began,
-        "steps": f"{job.window.first_step} to {job.window.last_step}" if job.window else "",
         "transport": job.transport,
         "exchange of sampling requests": job.exchange,
         "process group": job.process_group,
-        "largest error of clocks": duration(summary.clock_error) if summary.clock_error is not None else "",
     }
     facts |= {f"graph {graph.name}": f"{graph.nodes:,} nodes, {graph.edges:,} edges" for graph in job.graphs}
     facts |= {f"version of {name}": text for name, text in job.versions.items()}
@@ -398,13 +341,9 @@ def _settings(summary: Summary) -> str:
         ]
         for rank in summary.ranks
     ]
-    last = [f"{rank.name} ({summary.node_of(rank)}): {rank.last_spans}" for rank in summary.ranks if rank.last_spans]
-    ended = f"<h3>The end of the job</h3><pre>{escape(summary.ended)}</pre>" if summary.ended else ""
-    ended += f"<h3>Last spans</h3><pre>{escape(chr(10).join(last))}</pre>" if last else ""
     return _section(
         "Settings, versions and layout",
         "",
-        ended,
         f'<div class="wide">{_table([], lines)}</div>',
         _details("ranks", _table(head, layout)),
     )

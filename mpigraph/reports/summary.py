@@ -11,29 +11,24 @@ import dataclasses
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, TextIO, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from mpigraph.errors import StorageError
+from mpigraph.recording import Span
 
 FORMAT = "mpigraph report"
 VERSION = 1
 FILE = "summary.json"
+TRACE = "trace.json.gz"
+PAGE = "report.html"
 
 T = TypeVar("T")
-
-
-@dataclass
-class Window:
-    """The steps that were recorded: from ``first_step`` to ``last_step``, which is not among them."""
-
-    first_step: int = 0
-    last_step: int = 0
 
 
 @dataclass
@@ -47,12 +42,10 @@ class GraphSize:
 
 @dataclass
 class Job:
-    """The command, its settings, and versions; ``asked``: the steps to record, if the script asked for some."""
+    """The command, its settings, and versions."""
 
     began: str = ""
     seconds: float = 0.0
-    window: Window | None = None
-    asked: Window | None = None
     versions: dict[str, str] = field(default_factory=dict)
     transport: str = ""
     exchange: str = ""
@@ -119,30 +112,12 @@ class ToTrainer(NamedTuple):
 
 
 @dataclass
-class CacheEpoch:
-    """Rows of other nodes that an epoch read, those of them in the cache, and those that were transferred."""
-
-    remote: int = 0
-    cached: int = 0
-    fetched: int = 0
-    fetched_bytes: int = 0
-
-
-@dataclass
-class Cache:
-    """A rank's part of the cache of remote rows."""
-
-    epochs: list[CacheEpoch] = field(default_factory=list)
-
-
-@dataclass
 class Steps:
-    """A number for each step of the window: duration, waits for the minibatch and for other trainers, and sizes.
+    """A number for each of the last steps: duration, waits for the minibatch and for other trainers, and sizes.
 
     ``delay``: time outside of the wait for the minibatch in which the script's thread could run and had no processor.
     """
 
-    begin: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     wait: list[float] = field(default_factory=list)
     meet: list[float] = field(default_factory=list)
@@ -153,7 +128,10 @@ class Steps:
 
 @dataclass
 class Rank:
-    """One process. ``number`` counts within the role, ``hosts`` is set if it holds rows of the graph."""
+    """One process. ``number`` counts within the role, ``hosts`` is set if it holds rows of the graph.
+
+    ``remote_rows`` were read of other nodes, ``cached_rows`` of them were in the cache.
+    """
 
     rank: int = 0
     role: str = "trainer"
@@ -166,9 +144,9 @@ class Rank:
     cpu: Cpu = field(default_factory=Cpu)
     to_hosts: list[ToHost] = field(default_factory=list)
     to_trainers: list[ToTrainer] = field(default_factory=list)
-    cache: Cache = field(default_factory=Cache)
+    remote_rows: int = 0
+    cached_rows: int = 0
     steps: Steps = field(default_factory=Steps)
-    last_spans: str = ""
 
     @property
     def name(self) -> str:
@@ -178,12 +156,9 @@ class Rank:
 
 @dataclass
 class Summary:
-    """A report's contents. If the job died, it is not ``complete``, and ``ended`` has the reason."""
+    """A report's contents."""
 
-    complete: bool = True
-    ended: str = ""
     job: Job = field(default_factory=Job)
-    clock_error: float | None = None
     nodes: list[Node] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
 
@@ -251,31 +226,22 @@ def write(folder: Path, summary: Summary) -> None:
 
 
 def read(folder: Path) -> Summary:
-    """Read the summary of a report's folder, or join those that the witnesses of several nodes wrote.
+    """Read the summary of a report's folder.
 
     Raises:
-        StorageError: the folder has no report, or a file is damaged; names the file.
+        StorageError: the folder has no report, or the file is damaged; names the file.
     """
-    summaries = []
-    for path in (folder / FILE, *sorted(folder.glob("summary-*.json"))):
-        try:
-            data = path.read_bytes() if path.is_file() else None
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read ({error})") from None
-        if data is not None:
-            summaries.append(decode(Summary, data, str(path)))
-    if not summaries:
-        raise StorageError(f"{folder / FILE} is not a file; give the folder of a report")
-    summaries.sort(key=lambda summary: summary.job.seconds)  # the first witness to write saw the cause
-    joined = summaries[0]
-    for other in summaries[1:]:
-        known = {rank.rank for rank in joined.ranks}
-        joined.ranks += [rank for rank in other.ranks if rank.rank not in known]
-        joined.nodes = max(joined.nodes, other.nodes, key=len)
-        joined.ended = "\n".join(filter(None, (joined.ended, other.ended)))
-    joined.ranks.sort(key=lambda rank: rank.rank)
-    joined.complete = joined.complete and len(summaries) == 1
-    return joined
+    try:
+        data = (folder / FILE).read_bytes()
+    except OSError as error:
+        raise StorageError(f"{folder / FILE} cannot be read ({error.strerror}); give the folder of a report") from None
+    return decode(Summary, data, str(folder / FILE))
+
+
+def is_report(folder: Path) -> bool:
+    """Return whether a folder has the summary of a report, maybe of another version."""
+    path = folder / FILE
+    return path.is_file() and FORMAT.encode() in path.read_bytes()[:100]
 
 
 @contextmanager
@@ -300,63 +266,49 @@ def replacing(path: Path) -> Iterator[Path]:
 _hints = cache(get_type_hints)
 
 
-@contextmanager
-def writing_trace(path: Path, summary: Summary) -> Iterator["TraceWriter"]:
-    """Write one file, thread by thread; the summary has the names of the ranks. Raises StorageError at the end."""
-    with replacing(path) as temporary, gzip.open(temporary, "wt", compresslevel=4, encoding="ascii") as file:
-        yield TraceWriter(file, summary)
-        file.write("\n]}\n")
+def events_of(rank: int, threads: Sequence[tuple[str, Iterable[Span]]], begin: int, scale: float) -> bytes:
+    """Return the spans of a rank as events: lines of JSON, each behind a comma.
 
-
-class TraceWriter:
-    """Writer of the events of a file."""
-
-    def __init__(self, file: TextIO, summary: Summary) -> None:
-        self._file = file
-        self._threads: dict[int, int] = {}
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n{"ph":"M","pid":0,"name":"mpigraph"}')
-        for order, rank in enumerate(summary.ranks):
-            self._write("M", rank.rank, 0, "process_name", name=f"{rank.name} on {summary.node_of(rank)}")
-            self._write("M", rank.rank, 0, "process_sort_index", sort_index=order)
-
-    def thread(self, rank: int, name: str, spans: Iterable[tuple[str, float, float, str, int]]) -> None:
-        """Write all spans of a thread.
-
-        Args:
-            rank: the thread's rank.
-            name: of the thread.
-            spans: (stage, begin, end, more words, minibatch or 0) in any order; seconds since the window began. A span
-                that ends after the one around it is cut, as the format requires.
-        """
-        thread = self._threads[rank] = self._threads.get(rank, 0) + 1
-        self._write("M", rank, thread, "thread_name", name=name)
-        self._write("M", rank, thread, "thread_sort_index", sort_index=thread)
+    Args:
+        rank: the rank.
+        threads: the name of each, and its spans in any order. A span that ends after the one around it is cut, as the
+            format requires.
+        begin: the time that becomes 0.
+        scale: nanoseconds of the trace in one of the rank's.
+    """
+    events = list[dict[str, Any]]()
+    for thread, (name, spans) in enumerate(threads, 1):
+        events.append(_name_of("thread", rank, thread, name))
         ends: list[int] = []  # of the spans around this one
-        for stage, begin, end, detail, batch in sorted(spans, key=lambda span: (span[1], -span[2])):
-            first = round(begin * 1e9)
+        for stage, first, last, batch, detail in sorted(spans, key=lambda span: (span[1], -span[2])):
             while ends and ends[-1] <= first:
                 ends.pop()
-            last = min([max(round(end * 1e9), first), *ends[-1:]])
-            ends.append(last)
+            ends.append(min([max(last, first), *ends[-1:]]))
+            at, end = (round((time - begin) * scale) for time in (first, ends[-1]))
+            event = {"ph": "X", "pid": rank, "tid": thread, "name": stage, "ts": at / 1000, "dur": (end - at) / 1000}
             words = ({"minibatch": batch} if batch else {}) | ({"detail": detail} if detail else {})
-            self._write("X", rank, thread, stage, first, last - first, **words)
-
-    def counter(self, rank: int, name: str, points: Iterable[tuple[float, float]]) -> None:
-        """Write a counter of a rank as (seconds since the window began, value)."""
-        for seconds, value in points:
-            self._write("C", rank, 0, name, round(seconds * 1e9), value=value)
-
-    def _write(
-        self, phase: str, rank: int, thread: int, event: str, begin: int = 0, length: int = 0, **words: object
-    ) -> None:
-        fields = {"ph": phase, "pid": rank, "tid": thread, "name": event}
-        times = "" if phase == "M" else f',"ts":{_microseconds(begin)}'
-        times += f',"dur":{_microseconds(length)}' if phase == "X" else ""
-        arguments = f',"args":{json.dumps(words, separators=(",", ":"))}' if words else ""
-        self._file.write(f",\n{json.dumps(fields, separators=(',', ':'))[:-1]}{times}{arguments}}}")
+            events.append(event | ({"args": words} if words else {}))
+    return _lines(events)
 
 
-def _microseconds(nanoseconds: int) -> str:
-    """Return exact decimal digits, since a double would round times of long jobs."""
-    sign = "-" if nanoseconds < 0 else ""
-    return f"{sign}{abs(nanoseconds) // 1000}.{abs(nanoseconds) % 1000:03}"
+def _name_of(what: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    """Return the event that names a process or a thread."""
+    return {"ph": "M", "pid": rank, "tid": thread, "name": f"{what}_name", "args": {"name": name}}
+
+
+def _lines(events: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(f",\n{json.dumps(event, separators=(',', ':'))}" for event in events).encode()
+
+
+def write_trace(folder: Path, summary: Summary, events: Iterable[bytes]) -> None:
+    """Write ``trace.json.gz`` to a folder, given the events of each rank (:func:`events_of`). Raises StorageError."""
+    with replacing(folder / TRACE) as temporary, gzip.open(temporary, "wb", compresslevel=4) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n{"ph":"M","pid":0,"name":"mpigraph"}')
+        file.write(
+            _lines(
+                _name_of("process", rank.rank, 0, f"{rank.name} on {summary.node_of(rank)}") for rank in summary.ranks
+            )
+        )
+        for part in events:
+            file.write(part)
+        file.write(b"\n]}\n")

@@ -45,18 +45,12 @@ STAGES = {
 }
 """The stages in words."""
 _REMEDIES = {
-    (
-        "trainer",
-        "stage",
-    ): "The script does more there (evaluation, logging), or its processor is slower or shared",
+    ("trainer", "stage"): "The script does more there (evaluation, logging), or its processor is slow or shared",
     ("trainer", "sudden"): "Look for what the script does there every so many steps: a checkpoint, a print, a copy",
     ("trainer", "seeds"): "Divide the seeds by node_split with force_even=True; use one batch size everywhere",
     ("trainer", "cache"): "Divide the seeds by node_split, so that trainers read alike; use a larger cache",
     ("trainer", "wait"): "Look at the hosts that it reads from, and at its node's network",
-    (
-        "host",
-        "network",
-    ): "Look at its cable or port, or leave it out (--exclude); have fewer remote rows by METIS",
+    ("host", "network"): "Look at its cable or port, or leave it out (--exclude); fewer remote rows by METIS",
     ("host", "requests"): "Give the server a core of its own, or use more servers",
     ("", "memory"): "Use smaller caches, features in 16 bits (feat_dtype), or more nodes",
     ("", "processor"): "Use fewer ranks or threads (OMP_NUM_THREADS) on a node, and no other jobs there",
@@ -205,21 +199,14 @@ def judge(summary: Summary) -> Verdict:
         verdict = _balanced(summary, table)
     else:
         text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
-        if not summary.complete and not table.count:
-            text = "A job that dies leaves its last spans alone: steps and sums are lost."
         verdict = Verdict("unknown", (), "", (), text)
-    ended = [f"The job ended early: {line.rstrip('.')}." for line in summary.ended.strip().splitlines()[:1]]
-    asked = summary.job.asked
-    if asked and not summary.job.window:
-        ended.append(f"Step {asked.first_step}, the first one to record, never came: this is of the steps before it.")
-    return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _remote_rows(summary)])))
+    return verdict._replace(text=" ".join(filter(None, [verdict.text, _remote_rows(summary)])))
 
 
-def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:
+def cache_hits(ranks: Sequence[Rank]) -> float | None:
     """Return the share of remote rows that were in caches, None without remote rows."""
-    chosen = [epoch for rank in ranks for epoch in rank.cache.epochs[epochs]]
-    remote = sum(epoch.remote for epoch in chosen)
-    return min(sum(epoch.cached for epoch in chosen) / remote, 1.0) if remote else None
+    remote = sum(rank.remote_rows for rank in ranks)
+    return min(sum(rank.cached_rows for rank in ranks) / remote, 1.0) if remote else None
 
 
 def duration(seconds: float) -> str:
@@ -321,10 +308,9 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     reason, stages, why = _why(table, [index], 1 + lost / table.step, lost, producing)
     if reason == "wait":  # an accident of messages: the others waited as much in other steps
         return
-    first = summary.job.window.first_step if summary.job.window else 0
     text = (
         f"{_names(summary, [table.trainers[index]])} slow in {len(steps)} of {table.count} steps "
-        f"({_listed([f'{first + step}' for step in steps.tolist()])}), by {duration(lost * table.count / len(steps))} "
+        f"({_listed([str(step) for step in steps.tolist()])}), by {duration(lost * table.count / len(steps))} "
         f"each: {why}{_waits_for(table, [index])}."
     )
     yield 2 * lost, Verdict("trainer", _numbers([table.trainers[index]]), "sudden", stages, text)
@@ -492,10 +478,9 @@ def _remote_rows(summary: Summary) -> str:
     if total and len(received) > 1:
         most = max(received, key=lambda node: received[node])
         parts.append(f"{_percent(received[most] / total)} from {summary.nodes[most].name}")
-    hits, first = cache_hits(trainers), cache_hits(trainers, slice(1))
-    if hits is not None and first is not None:
-        cold = f" ({_percent(first)} in the first epoch)" if first < hits - 0.1 else ""
-        parts.append(f"cache hits {_percent(hits)}{cold}")
+    hits = cache_hits(trainers)
+    if hits is not None:
+        parts.append(f"cache hits {_percent(hits)}")
     return f"Remote rows: {', '.join(parts)}." if parts else ""
 
 

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
-from mpigraph.errors import SharedMemoryError
+from mpigraph.errors import CollectiveError, SharedMemoryError
 from mpigraph.memory import free_address_space, free_in_groups, unheld_on_node
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.compat import advise_large_pages, as_array
@@ -124,7 +124,7 @@ _SMALL = 64 << 10  # bytes of a block that always shares a segment
 _LEAST = 1 << 20  # bytes of a shared segment
 _MOST = 64 << 20  # the same, except where two arrays are larger
 _PART = 16  # of what a host holds: smaller arrays share segments; a new one has twice that
-_UNCHECKED = 100  # segments, from which on it is checked whether MPI has communicators for one more
+_MOST_WINDOWS = 500  # each needs one to three communicators; MPICH has 2048, and crashes where it has none left
 
 
 class _Segment:
@@ -267,10 +267,12 @@ class Segments:
     @collective("world.comm")
     def _add(self, remote: bool, sizes: I64, shared: bool, what: str) -> _Segment:
         check_shared_memory(self._world, sizes, what)
-        if len(self._segments) >= _UNCHECKED:  # MPICH crashes where it has none for a window
-            self._world.check_communicators(
-                f"for more memory: there are {len(self._segments)} windows, each with one to three (MPICH has 2048 in "
-                "all): drop or close large tensors, or keep several columns in one"
+        if len(self._segments) >= _MOST_WINDOWS:  # on every rank
+            raise everywhere(
+                CollectiveError(
+                    f"there is no window for {what}: {len(self._segments)} are open, as many as MPI has communicators "
+                    "for; drop or close large tensors, or keep several columns in one"
+                )
             )
         self._segments.append(_Segment(self._world, remote, sizes, shared))
         return self._segments[-1]

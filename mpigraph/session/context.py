@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from mpi4py import MPI
-from torch.autograd import profiler
 from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
@@ -44,7 +43,6 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation, serve
 from mpigraph.session.torch_waits import ServerWaits, TorchWaits, watch_gradients
 from mpigraph.store.store import Store
-from mpigraph.trace import show_spans
 
 
 def check_seed(seed: object) -> int:
@@ -420,8 +418,6 @@ def initialize(
         keep_freed_memory()
     count = len(world.trainer_ranks)
     world.watchdog.recognise(TorchWaits(count), ServerWaits(count, world.size if comm is None else count))
-    if hasattr(profiler, "_is_profiler_enabled"):  # not in older torch; shows the spans of the thread it is on in
-        show_spans(profiler, lambda name: profiler.record_function(f"mpigraph.{name}"))
     session = Session(store, control, config.num_worker_threads)
     session.arguments = arguments
     _start_session(session)

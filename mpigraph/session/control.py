@@ -241,7 +241,7 @@ class Control:
             if operation is Operation.BEGIN_REPORT:
                 return self.reporting.begin(**args)
             if operation is Operation.END_REPORT:
-                return self.reporting.end(**args)
+                return self.reporting.end()
             if operation is Operation.SHUTDOWN:
                 self.reporting.finish()
             return _HANDLERS[operation](self._store, args | {"have": held.pop() if len(held) == 1 else None})
@@ -285,7 +285,6 @@ def serve(store: Store, control: Control) -> None:
         moved = operation is not None
         if world.progress is None:
             moved |= any([hosts.progress(), exchange.progress()])
-        control.reporting.follow()
         world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
             if world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself

@@ -10,6 +10,7 @@ import torch
 from layouts import Layout, SharedJob, everywhere, on_layouts
 from oracle import NUM_NODES, oracle_source
 from typed_oracle import SCHEMA as TYPED, typed_oracle_source
+from worlds import counted
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import DistEdgeDataLoader, NeighborSampler
@@ -18,7 +19,6 @@ from mpigraph.inference import layerwise
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
-from mpigraph.trace import sums
 
 KEY = "_N:_E:_N"
 WIDTH = 37  # no multiple of a word
@@ -219,11 +219,6 @@ def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
         opened({"feat": "float16"})
 
 
-def received_bytes() -> int:
-    """Bytes that this process has received so far."""
-    return sum(value for one in sums().values() for key, value in one.counts.items() if key[0] == "received_bytes")
-
-
 @pytest.mark.slow
 @on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])  # where a cache is of one trainer: what it fetches can be foreseen
 @both
@@ -245,9 +240,9 @@ def test_loaders_give_the_rows_with_every_cache_and_fewer_bytes(job: SharedJob, 
             fetched.append(stats.fetched_rows)
             loader.close()
         g.barrier()
-        before = received_bytes()
+        before = counted("received_bytes")
         g.ndata["feat"][:]
-        moved.append(received_bytes() - before)
+        moved.append(counted("received_bytes") - before)
         g.barrier()
     assert fetched[:2] == fetched[3:5] and fetched[5] <= fetched[2]
     assert job.trainers.allreduce(fetched[2] - fetched[5]) > 0  # a cache of this size has more of them

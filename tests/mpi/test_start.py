@@ -145,20 +145,11 @@ def test_an_error_before_initialize_ends_the_job(how: str, status: int, words: l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "how"),
-    [
-        ("mpigraph", "raise ValueError('no such file')"),
-        ("mpi4py.MPI, mpigraph", "sys.exit(3)"),
-    ],
-)
-def test_an_error_after_the_first_import_ends_the_job(first: str, how: str) -> None:
-    script = (
-        f"import sys, {first}\nif mpigraph.config.launcher_rank() == 1:\n    {how}\nmpigraph.distributed.initialize()"
-    )
+def test_an_error_after_mpi_was_started_ends_the_job() -> None:
+    script = "import sys, mpi4py.MPI, mpigraph\nif mpigraph.config.launcher_rank() == 1: sys.exit(3)\n"
+    script += "mpigraph.distributed.initialize()"
     done = run_job([*mpiexec(2), sys.executable, "-c", script], clean_environment())
-    assert done.status != 0 and done.seconds < SOON
-    assert done.output.count("no such file") == how.count("no such file"), done.output
+    assert done.status != 0 and done.seconds < SOON, done.output
 
 
 def test_a_subprocess_of_a_rank_writes_to_no_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

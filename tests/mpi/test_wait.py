@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from layouts import WAIT
 from mpi4py import MPI
+from worlds import counted
 
-from mpigraph import trace
 from mpigraph.mpi.coroutine import Coroutine, Progress, Task, advance, finish, run
 from mpigraph.mpi.deadlines import WAITS, Wait
 from mpigraph.mpi.wait import IDLE, PATIENCE, TRAVELLING, Policy, until
@@ -92,9 +92,9 @@ def test_a_wait_with_a_name_has_a_deadline_and_counts_requests() -> None:
         seen.extend(WAITS.all())
         raise ZeroDivisionError("own work")
 
-    before = trace.counted(["requests"])
+    before = counted("requests")
     assert finish([steps(), steps()], "two rows", asked=[4, 4]) == [7, 7]
-    assert trace.counted(["requests"])[0] == before[0] + 2
+    assert counted("requests") == before + 2
     with pytest.raises(ZeroDivisionError, match="own work"):
         finish([steps()], "a row", meanwhile=work)
     assert [(wait.what, wait.patience) for wait in seen] == [("two rows", 1.0)] * 2 + [("a row", 1.0)] * 2

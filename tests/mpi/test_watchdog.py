@@ -258,11 +258,10 @@ def test_leaders_share_maxima_until_all_close(comm: MPI.Intracomm) -> None:
     results: list[list[int]] = []
     begin = time.monotonic()
     while len(results) < 3 + comm.rank and time.monotonic() - begin < WAIT:
-        if (result := rounds.take()) is not None:
-            results.append(result.tolist())
-        rounds.give(np.array([comm.rank + 10 * len(results), -comm.rank, 1], np.int64))
-        rounds.exchange(0.0)
+        rounds.begin(np.array([comm.rank + 10 * len(results), -comm.rank, 1], np.int64), 0.0)
         time.sleep(0.001)
+        if (result := rounds.result()) is not None:
+            results.append(result.tolist())
         if len(results) == 3:
             break
     assert [result[1:] for result in results] == [[0, 1]] * 3
@@ -282,16 +281,19 @@ def test_a_node_whose_leader_is_silent_ends_the_job_if_somebody_waits(comm: MPI.
     def end(status: int, text: str, stacks: bool = False) -> None:
         raise Ended(text)
 
+    def go_on(seconds: float) -> None:
+        pass_time(watchdog, seconds)
+        watchdog.exchange()  # as a server's main thread does
+
     try:
         if comm.rank == 0 and comm.size > 1:
             with patch("mpigraph.mpi.watchdog.abort", end):
-                pass_time(watchdog, 0)
-                watchdog.exchange()  # as a server's main thread does
-                pass_time(watchdog, 2 * TIMEOUT)
+                go_on(0)
+                go_on(2 * TIMEOUT)
                 with watchdog.waits.meeting("a barrier"):
-                    pass_time(watchdog, 0.9 * TIMEOUT)
+                    go_on(0.9 * TIMEOUT)
                     with pytest.raises(Ended, match="another node has shown no sign of life"):
-                        pass_time(watchdog, 0.2 * TIMEOUT)
+                        go_on(0.2 * TIMEOUT)
     finally:  # the others make no round before
         comm.Barrier()
         watchdog.close()

@@ -87,7 +87,7 @@ def test_traffic_is_counted(layout: Job) -> None:
 def counted(name: str, size: int) -> Counts:
     """A counter of this process, by rank."""
     totals = np.zeros(MPI.COMM_WORLD.size, np.int64)  # earlier jobs of this process may have had more ranks
-    for snapshot in sums().values():
+    for snapshot in sums()[1].values():
         for key, value in snapshot.counts.items():
             if key[0] == name:
                 totals[int(key[1])] += value

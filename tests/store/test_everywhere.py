@@ -10,10 +10,10 @@ import pytest
 import torch
 from layouts import Job, Layout, own_on_layouts
 from oracle import NAME, NUM_NODES
+from worlds import counted
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph import trace
 from mpigraph.errors import InvalidArgumentError, PartitionError, SharedMemoryError
 from mpigraph.mpi.world import World
 from mpigraph.rows import segments
@@ -31,9 +31,9 @@ def opened(oracle: Callable[..., str], **options: object) -> dist.DistGraph:
 def asked(work: Callable[[], object]) -> int:
     """Return how many requests for rows, and how many times for neighbours, a call has made."""
     service = current().service
-    before = trace.counted(["requests"])[0] + service.rounds
+    before = counted("requests") + service.rounds
     work()
-    return trace.counted(["requests"])[0] + service.rounds - before
+    return counted("requests") + service.rounds - before
 
 
 @remote

@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 
 from mpigraph.reports.summary import (
-    Cache,
-    CacheEpoch,
     Cpu,
     GraphSize,
     Job,
@@ -18,13 +16,12 @@ from mpigraph.reports.summary import (
     Summary,
     Thread,
     ToHost,
-    Window,
 )
 
 
 @dataclass
 class Fault:
-    """``kind``: model, sudden, delay, bandwidth, starved, cache, cold, small_cache, seeds, memory, slow_memory_server.
+    """``kind``: model, sudden, delay, bandwidth, starved, cache, small_cache, seeds, memory, slow_memory_server.
 
     Attributes:
         at: the trainer, or the node of the link or server.
@@ -157,7 +154,6 @@ class _Model:
         job = Job(
             began="2026-11-26T06:00:00Z",
             seconds=float(self.seconds[0].sum()),
-            window=Window(50, 50 + s.steps),
             versions={"mpigraph": "0.1.0", "python": "3.11.7", "torch": "2.5.1", "numpy": "2.1.0", "mpi": "MPICH 5.0"},
             transport="packed",
             exchange="sparse",
@@ -168,7 +164,7 @@ class _Model:
             command=["train.py", "--report", "reports/run1"],
         )
         nodes = [Node(f"n{n}") for n in range(s.nodes)]
-        return Summary(True, "", job, 4e-5, nodes, ranks)
+        return Summary(job, nodes, ranks)
 
     def cpu(self, seconds: float, at: bool, delay: float = 0.0) -> Cpu:
         faults = int(self.rng.integers(0, 40))
@@ -223,7 +219,6 @@ class _Model:
                 to_hosts.append(
                     ToHost(rank, requests, 8 * got // s.row_bytes, got, asked, 2 * float(self.waits[i, :, h].sum()))
                 )
-        ends = np.cumsum(self.seconds[i])
         return Rank(
             rank=i,
             role="trainer",
@@ -235,9 +230,9 @@ class _Model:
             threads=threads,
             cpu=self.cpu(seconds, self.is_("memory") and i == self.fault.at, float(self.delays[i])),
             to_hosts=to_hosts,
-            cache=self.cache(i),
+            remote_rows=int(0.75 * self.inputs[i].sum()),
+            cached_rows=int(0.75 * self.inputs[i].sum() * self.hits[i]),
             steps=Steps(
-                (ends - self.seconds[i]).tolist(),
                 self.seconds[i].tolist(),
                 self.wait[i].tolist(),
                 self.meet[i].tolist(),
@@ -246,15 +241,6 @@ class _Model:
                 self.delay[i].tolist(),
             ),
         )
-
-    def cache(self, i: int) -> Cache:
-        remote = int(self.inputs[i].sum() * 0.75) // 5
-        rates = np.full(5, self.hits[i])
-        if self.is_("cold"):
-            rates *= np.array([0.05, 0.5, 0.8, 1.0, 1.0])
-        hits = [int(remote * rate) for rate in rates]
-        epochs = [CacheEpoch(remote, hit, remote - hit, (remote - hit) * 400) for hit in hits]
-        return Cache(epochs)
 
     def server(self, n: int) -> Rank:
         seconds = float(self.seconds[0].sum())

@@ -15,8 +15,14 @@ from mpigraph.mpi.messages import HEAD
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
+from mpigraph.trace import sums
 
 HELD = 300  # rows that each host has in a window of :func:`filled_window`
+
+
+def counted(name: str) -> int:
+    """Return the sum of a counter that has hosts, of all threads and hosts."""
+    return sum(value for one in sums()[1].values() for key, value in one.counts.items() if key[0] == name)
 
 
 @contextmanager
