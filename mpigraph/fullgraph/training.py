@@ -6,7 +6,6 @@ all, and a call of another kind is an error, not a wait.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import (
@@ -30,15 +29,14 @@ from mpigraph.errors import (
     check_integer,
     check_state,
 )
-from mpigraph.fullgraph.plan import Halo, Key, Node, Piece, Tree, climb, whole_block
+from mpigraph.fullgraph.plan import Gradients, Key, Node, Piece, Tree, climb
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID
 from mpigraph.inference.layerwise import modules_of, steps_of
+from mpigraph.inference.neighbourhoods import Halo, Neighbourhoods, Ranges, bytes_of, kind_of, move, rows_of_kind
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, same, to_wire
-from mpigraph.mpi.coroutine import finish
-from mpigraph.mpi.messages import alltoall
-from mpigraph.mpi.wait import TRAVELLING
 from mpigraph.mpi.world import Trainers, World
 from mpigraph.store.host_ranges import cut_offsets
 
@@ -123,51 +121,56 @@ class FullGraph:
         _alike("arguments", words)
         self._tree, self._threads = Tree(self._world, counts[0]), counts[1]
         self._roots = self._tree.roots[self._comm.rank]
-        bounds = {t: cut_offsets(offsets, counts[0]) for t, offsets in zip(g.ntypes, parts, strict=True)}
-        self._halos: dict[Any, Halo] = {}
         self._ids: dict[Any, _Tensor] = {}  # of own nodes and edges
-        self._pieces = self._plan(bounds, names)
+        self._nodes = Neighbourhoods(
+            g,
+            {
+                t: Ranges(cut_offsets(offsets, counts[0]), self._tree.owners)
+                for t, offsets in zip(g.ntypes, parts, strict=True)
+            },
+        )
+        self._halos = self._nodes.halos
+        self._homes: dict[Any, Gradients] = {}
+        self._pieces = self._plan(names)
         kinds = (g.ntypes, g.canonical_etypes)
         own, edges = (sum(len(self._ids[key]) for key in keys) for keys in kinds)
         row = len(self._pieces), own, sum(len(halo.ids) for halo in self._halos.values()), edges
         self._sizes = self._together("the plan", lambda: (None, row))[1]
 
     @collective("trainers")
-    def _plan(self, bounds: dict[str, I64], names: list[str]) -> list[Piece]:
+    def _plan(self, names: list[str]) -> list[Piece]:
         """Make the own pieces, and plan the exchange; all trainers take as many steps."""
-        g, owners, pieces = self._g, self._tree.owners, list[Piece]()
-        sources: dict[str, dict[Node, I64]] = {t: {} for t in g.ntypes}
-        ids: dict[Any, list[_Tensor]] = {
-            key: [torch.empty(0, dtype=torch.int64)] for key in (*bounds, *g.canonical_etypes)
-        }
-        ends = dict.fromkeys(ids, 0)
+        g, owners, nodes = self._g, self._tree.owners, self._nodes
+        drawn: dict[int, tuple[Block, dict[str, I64]]] = {}
         numbers = np.flatnonzero(owners == self._comm.rank).tolist()
         for number in numbers + [-1] * (int(np.bincount(owners).max()) - len(numbers)):
-            seeds = {t: np.arange(*begins[number : number + 2]) for t, begins in bounds.items() if number >= 0}
-            block, read = whole_block(g, {g.schema.ntype_id(t): nodes for t, nodes in seeds.items()})
-            if number < 0:
-                continue
-            own: dict[Key, slice] = {}
-            rows_of: dict[Any, _Tensor] = {t: torch.from_numpy(nodes) for t, nodes in seeds.items()}
+            bounds = {t: ranges.bounds[number : number + 2] for t, ranges in nodes.ranges.items() if number >= 0}
+            block = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()})
+            if number >= 0:
+                drawn[number] = block
+        nodes.plan(
+            self._comm, {t: np.concatenate([nodes.own[t], *(read[t] for _, read in drawn.values())]) for t in g.ntypes}
+        )
+        self._ids |= {t: halo.own for t, halo in self._halos.items()}
+        pieces, eids = list[Piece](), {r: [torch.empty(0, dtype=torch.int64)] for r in g.canonical_etypes}
+        ends: dict[Any, int] = dict.fromkeys([*g.ntypes, *g.canonical_etypes], 0)
+        for number, (block, sources) in drawn.items():
+            counts: dict[Any, int] = {t: block.num_dst_nodes(t) for t in g.ntypes}
             for r in g.canonical_etypes:
-                rows_of[r] = eids = block.edges[r].data[EID]
-                values = {name: g.edges[r].data[name][eids] for name in names if name in g.edges[r].data}
+                ids = block.edges[r].data[EID]
+                values = {name: g.edges[r].data[name][ids] for name in names if name in g.edges[r].data}
                 block.edges[r].data.update(values)
-            for key, rows in rows_of.items():
-                own[key] = slice(ends[key], ends[key] + len(rows))
-                ends[key] = own[key].stop
-                ids[key].append(rows)
-            pieces.append(Piece((number, number + 1), block, own))
-            for t in g.ntypes:
-                sources[t][pieces[-1].node] = read[t]
-        self._ids = {key: torch.cat(rows) for key, rows in ids.items()}
-        for t, begins in bounds.items():
-
-            def owner(nodes: I64, begins: I64 = begins) -> I64:
-                return owners[np.searchsorted(begins, nodes, "right") - 1]
-
+                eids[r].append(ids)
+                counts[r] = len(ids)
+            own = {key: slice(ends[key], ends[key] + count) for key, count in counts.items()}
+            ends = {key: of.stop for key, of in own.items()}
+            at = {t: _index(at, self._halos[t]) for t, at in nodes.places(block, sources).items()}
+            pieces.append(Piece((number, number + 1), block, own, at))
+        self._ids |= {r: torch.cat(ids) for r, ids in eids.items()}
+        for t, ranges in nodes.ranges.items():
+            sources = {(number, number + 1): read[t] for number, (_, read) in drawn.items()}
             with self._world.meeting("planning full-graph training"):
-                self._halos[t] = Halo(self._comm, self._tree, owner, self._ids[t].numpy(), sources[t])
+                self._homes[t] = Gradients(self._comm, self._tree, ranges, nodes.own[t], sources)
         return pieces
 
     def __repr__(self) -> str:
@@ -251,7 +254,7 @@ class FullGraph:
         self._models += 1
         if self._models & (self._models - 1) == 0:  # calls 1, 2, 4, 8, ...
             tensors = {name: value for name, value in values.items() if isinstance(value, _Tensor)}
-            hashes = {name: blake2b(_bytes(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
+            hashes = {name: blake2b(bytes_of(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
             with self._world.meeting("comparing the trainers' models"):
                 shared = {"layers": len(steps)} | hashes
                 same(self._comm, "the trainers' models differ", shared, TensorMismatchError, "trainer")
@@ -296,7 +299,7 @@ class FullGraph:
                 return torch.stack([_aligned(x[own[node]]).sum() for x in numbers]) if node in own else None
 
             sums = [climb(root, leaf, lambda _, left, right: left + right) for root in self._roots]
-            return (sums, kept), [str(key), _kind(values, 1)]
+            return (sums, kept), [str(key), kind_of(values, 1)]
 
         (sums, kept), words = self._together("mean", add_up)
         _alike("numbers of mean()", words)
@@ -352,15 +355,9 @@ class FullGraph:
         return result, list(words)
 
     @collective("trainers")
-    def _move(self, what: str, rows: _Tensor, going: I64, coming: I64, out: _Tensor | None = None) -> _Tensor:
+    def _move(self, what: str, rows: _Tensor, going: I64, coming: I64) -> _Tensor:
         """Send ``going[r]`` consecutive rows to trainer r; all trainers are here."""
-        if self._comm.size == 1:
-            return rows
-        out = rows.new_empty((int(coming.sum()), *rows.shape[1:])) if out is None else out
-        sent, came = _bytes(rows), _bytes(out)
-        steps = alltoall(self._comm, sent, going, coming, came)
-        finish([steps], f"full-graph training: {what}", TRAVELLING)
-        return out
+        return move(self._comm, f"full-graph training: {what}", rows, going, coming)
 
     @collective("trainers")
     def _sum(self, what: str, vectors: list[_Tensor], like: _Tensor) -> _Tensor:
@@ -410,9 +407,9 @@ class _Call:
                     "gradients after backward"
                 )
             self.like = [rows.new_empty((0, *rows.shape[1:])) for rows in inputs]
-            kinds = [[str(key), _kind(rows, 1)] for key, rows in zip(self.keys, inputs, strict=True)]
+            kinds = [[str(key), kind_of(rows, 1)] for key, rows in zip(self.keys, inputs, strict=True)]
             known = [table is not None for table in self.tables]
-            return inputs, [kinds, self.needs, known, grad, list(map(_kind, self.parameters))]
+            return inputs, [kinds, self.needs, known, grad, list(map(kind_of, self.parameters))]
 
         inputs, words = fg._together(f"layer, call {self.number}", check)
         _alike("rows of a layer", words)
@@ -425,13 +422,9 @@ class _Call:
         """Return for each key the rows that own pieces read: own rows; of nodes with those of the halo."""
         tables = []
         for key, rows, known in zip(self.keys, inputs, self.tables, strict=True):
-            table, halo = rows.detach() if known is None else known, self.fg._halos.get(key)
-            if known is None and halo is not None:
-                sent, own = table.index_select(0, halo.send), len(table)
-                table = (
-                    torch.cat([table, table.new_empty((len(halo.ids), *table.shape[1:]))]) if len(halo.ids) else table
-                )
-                self.fg._move(f"rows of {key!r}", sent, halo.going, halo.coming, table[own:])
+            table = rows.detach() if known is None else known
+            if known is None and key in self.fg._halos:
+                table = self.fg._halos[key].table(table, f"full-graph training: rows of {key!r}")
             tables.append(_aligned(table))
         return tables
 
@@ -440,10 +433,9 @@ class _Call:
         src: _Sums = {}
         dst: _Sums = {}
         for key, need, table in zip(self.keys, self.needs, tables, strict=True):
-            halo = self.fg._halos.get(key)
-            at = halo.at[piece.node] if halo else None
+            at = piece.at.get(key)
             rows = table if at is None else table.index_select(0, at)
-            rows = rows if halo else _aligned(rows[piece.own[key]])
+            rows = rows if key in piece.at else _aligned(rows[piece.own[key]])
             src[key] = rows.detach().requires_grad_(need and torch.is_grad_enabled())
             dst[key] = src[key][: piece.own[key].stop - piece.own[key].start]
         versions = [rows._version for rows in src.values()]
@@ -476,7 +468,9 @@ class _Call:
             variable = getattr(function, "variable", None)
             if isinstance(function, _Layer) or (variable is not None and id(variable) not in known):
                 text = "uses a tensor that needs a gradient, and is neither its input nor a parameter of the model"
-                raise InvalidArgumentError(f"a layer {text}: put it into the model, or into x (got {_kind(variable)})")
+                raise InvalidArgumentError(
+                    f"a layer {text}: put it into the model, or into x (got {kind_of(variable)})"
+                )
             functions += [one for one, _ in function.next_functions]
 
     @collective("trainers")
@@ -492,7 +486,7 @@ class _Call:
                 if self.keep and self.graphs is not None:
                     self.graphs[piece.node] = src, out
                 outs.append({key: rows.detach() for key, rows in out.items()})
-                kinds.append({str(key): _kind(rows, 1) for key, rows in out.items()})
+                kinds.append({str(key): kind_of(rows, 1) for key, rows in out.items()})
             return outs, _alike("rows of a layer on two pieces", kinds)
 
         outs, words = fg._together(f"layer, call {self.number}, end", compute)
@@ -500,10 +494,8 @@ class _Call:
         self.out = [key for key in fg._ids if str(key) in kinds]
         results = []
         for key in self.out:
-            shape, _, dtype = kinds[str(key)].rpartition(" ")
             rows = [out[key] for out in outs]
-            none = torch.empty((0, *json.loads(shape)), dtype=getattr(torch, dtype))
-            results.append(rows[0] if len(rows) == 1 else torch.cat([none, *rows]))
+            results.append(rows[0] if len(rows) == 1 else torch.cat([rows_of_kind(kinds[str(key)]), *rows]))
         return results
 
     @collective("trainers")
@@ -540,8 +532,8 @@ class _Call:
         def add_up(node: Node, left: _Sums, right: _Sums) -> _Sums:
             sums = left | right
             for key in left.keys() & right.keys():
-                if key in fg._halos:
-                    sums[key] = fg._halos[key].below.add(node, left[key], right[key])
+                if key in fg._homes:
+                    sums[key] = fg._homes[key].below.add(node, left[key], right[key])
                 else:
                     both = left.pop(key), right.pop(key)
                     sums[key] = torch.cat(both) if isinstance(key, tuple) else add(*both)
@@ -556,11 +548,10 @@ class _Call:
         for key, need, like in zip(self.keys, self.needs, self.like, strict=True):
             rows = [sums.pop(key) for sums in at_roots] if need else []
             every = rows[0] if len(rows) == 1 else torch.cat([like, *rows])
-            if need and key in fg._halos:
-                halo = fg._halos[key]
-                sent = every[halo.away]
-                came = fg._move(f"gradients of {key!r}", sent, halo.back_going, halo.back_coming)
-                every = halo.gradients(dict(zip(fg._roots, rows, strict=True)), came)
+            if need and key in fg._homes:
+                home = fg._homes[key]
+                came = fg._move(f"gradients of {key!r}", every[home.away], home.going, home.coming)
+                every = home.sum(dict(zip(fg._roots, rows, strict=True)), came)
             results.append(every if need else None)
         return results + self._weights(at_roots, sorted(set[int]().union(*words)))
 
@@ -638,20 +629,13 @@ def _alike(what: str, words: Sequence[Any]) -> Any:
 
 def _check_rows(what: str, rows: object, count: int) -> None:
     if not isinstance(rows, _Tensor) or rows.device.type != "cpu" or rows.dim() < 1 or len(rows) != count:
-        raise InvalidArgumentError(f"{what} must be a tensor on the CPU with {count} rows (got {_kind(rows)})")
+        raise InvalidArgumentError(f"{what} must be a tensor on the CPU with {count} rows (got {kind_of(rows)})")
 
 
-def _kind(rows: object, first: int = 0) -> str:
-    """Return the shape, from a dimension on, and the dtype of a tensor."""
-    if not isinstance(rows, _Tensor):
-        return type(rows).__name__
-    return f"{list(rows.shape[first:])} {str(rows.dtype).removeprefix('torch.')}"
-
-
-def _bytes(rows: _Tensor) -> Array:
-    """Return the memory of contiguous rows, uint8[n, bytes of a row]."""
-    width = math.prod(rows.shape[1:])
-    return rows.detach().contiguous().reshape(len(rows) if rows.dim() else 1, width).view(torch.uint8).numpy()
+def _index(places: _Tensor, halo: Halo) -> _Tensor | None:
+    """Return the places of a piece's sources in a table; None if they are the table."""
+    count = len(halo.own) + len(halo.ids)
+    return None if len(places) == count and torch.equal(places, torch.arange(count)) else places
 
 
 def _aligned(rows: _Tensor) -> _Tensor:
