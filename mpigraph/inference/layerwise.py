@@ -26,7 +26,7 @@ from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_int
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.inference.neighbourhoods import Neighbourhoods, Ranges, kind_of, rows_of_kind
+from mpigraph.inference.neighbourhoods import Neighbourhoods, Ranges, alike, kind_of, rows_of_kind
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere, gather_unlike, same
 from mpigraph.mpi.world import World
@@ -217,13 +217,10 @@ class Inference:
         kinds = {ntype: kind_of(of, 1) for ntype, of in rows.items()}
         with self._world.meeting("agreeing on the rows of a layer"):
             told = gather_unlike(self._world.trainers, json.dumps(kinds).encode())
-        outputs, told_kinds = {}, [json.loads(data) for data in told]
+        outputs, by_trainer = {}, [json.loads(data) for data in told]
         for ntype in self._g.ntypes:
-            by_trainer = {trainer: kinds[ntype] for trainer, kinds in enumerate(told_kinds) if ntype in kinds}
-            if len({*by_trainer.values()}) > 1:
-                text = ", ".join(f"{kind} on trainer {trainer}" for trainer, kind in by_trainer.items())
-                raise everywhere(TensorMismatchError(f"{what} gives rows of {ntype!r} of {text}"))
-            for kind in {*by_trainer.values()} - {_NO_ROWS}:
+            kind = alike(f"{what}: rows of {ntype!r} by trainer", [kinds.get(ntype) for kinds in by_trainer])
+            if kind not in (None, _NO_ROWS):
                 own = rows.get(ntype)
                 outputs[ntype] = rows_of_kind(kind) if own is None else own
         if not outputs:

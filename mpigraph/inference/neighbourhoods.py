@@ -6,10 +6,10 @@ trainers that it reads, by their owner and id. Before a layer the halo comes, ea
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import hop_blocks
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, TensorMismatchError
 from mpigraph.graphs.block import Block
 from mpigraph.metadata.schema import Relation
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.coroutine import finish
 from mpigraph.mpi.messages import alltoall, exchange_rows
 from mpigraph.mpi.world import Trainers
@@ -83,6 +84,17 @@ def rows_of_kind(kind: str) -> torch.Tensor:
     """Return a tensor of no row of a kind, which begins with the second dimension."""
     shape, _, dtype = kind.rpartition(" ")
     return torch.empty((0, *json.loads(shape)), dtype=getattr(torch, dtype))
+
+
+def alike(what: str, words: Sequence[Any]) -> Any:
+    """Return the word of all trainers that have one, None if no one has.
+
+    Raises TensorMismatchError, on every trainer, where they differ; all trainers have the same ``words``.
+    """
+    said = [word for word in words if word is not None]
+    if any(word != said[0] for word in said):
+        raise everywhere(TensorMismatchError(f"{what} differ: {'; '.join(map(str, words))}"))
+    return said[0] if said else None
 
 
 class Halo:
