@@ -151,20 +151,20 @@ class FullGraph:
     def _plan(self, names: list[str]) -> list[Piece]:
         """Make the own pieces, and plan the exchange; all trainers take as many steps."""
         g, owners, nodes = self._g, self._tree.owners, self._nodes
-        drawn: dict[int, tuple[Block, dict[str, I64]]] = {}
+        drawn: dict[Node, tuple[Block, dict[str, I64]]] = {}
         numbers = np.flatnonzero(owners == self._comm.rank).tolist()
         for number in numbers + [-1] * (int(np.bincount(owners).max()) - len(numbers)):
             bounds = {t: ranges.bounds[number : number + 2] for t, ranges in nodes.ranges.items() if number >= 0}
-            block = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()})
+            block, read = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()})
             if number >= 0:
-                drawn[number] = block
+                drawn[number, number + 1] = block, read
         nodes.plan(
             self._comm, {t: np.concatenate([nodes.own[t], *(read[t] for _, read in drawn.values())]) for t in g.ntypes}
         )
         self._ids |= {t: halo.own for t, halo in self._halos.items()}
         pieces, eids = list[Piece](), {r: [torch.empty(0, dtype=torch.int64)] for r in g.canonical_etypes}
         ends: dict[Any, int] = dict.fromkeys([*g.ntypes, *g.canonical_etypes], 0)
-        for number, (block, sources) in drawn.items():
+        for node, (block, read) in drawn.items():
             counts: dict[Any, int] = {t: block.num_dst_nodes(t) for t in g.ntypes}
             for r in g.canonical_etypes:
                 ids = block.edges[r].data[EID]
@@ -174,11 +174,11 @@ class FullGraph:
                 counts[r] = len(ids)
             own = {key: slice(ends[key], ends[key] + count) for key, count in counts.items()}
             ends = {key: of.stop for key, of in own.items()}
-            at = {t: _index(at, self._halos[t]) for t, at in nodes.places(block, sources).items()}
-            pieces.append(Piece((number, number + 1), block, own, at))
+            at = {t: _index(at, self._halos[t]) for t, at in nodes.places(block, read).items()}
+            pieces.append(Piece(node, block, own, at))
         self._ids |= {r: torch.cat(ids) for r, ids in eids.items()}
         for t, ranges in nodes.ranges.items():
-            sources = {(number, number + 1): read[t] for number, (_, read) in drawn.items()}
+            sources = {node: read[t] for node, (_, read) in drawn.items()}
             with self._world.meeting("planning full-graph training"):
                 self._homes[t] = Gradients(self._comm, self._tree, ranges, nodes.own[t], sources)
         return pieces

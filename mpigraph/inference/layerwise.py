@@ -244,7 +244,7 @@ class Inference:
                     rows = output.new_empty((len(self._nodes.own[ntype]), *output.shape[1:]))
                 if kind_of(output, 1) != kind_of(rows, 1):
                     raise InvalidArgumentError(f"a layer gives rows of {kind_of(output, 1)} and of {kind_of(rows, 1)}")
-                if rows is not None:
+                if rows is not None and output is not None:
                     rows[at : at + last - first] = output
                 at += last - first
                 bar.update(last - first)

@@ -63,7 +63,7 @@ def move(
     if comm.size == 1:
         return rows
     out = rows.new_empty((int(coming.sum()), *rows.shape[1:])) if out is None else out
-    finish([alltoall(comm, bytes_of(rows), going, coming, bytes_of(out))], what)
+    finish([alltoall(comm, bytes_of(rows), going, coming, bytes_of(out))], what, stage="exchange")
     return out
 
 
