@@ -14,6 +14,7 @@ fetch    gather rows
 place    make a minibatch of what was sampled; its fetches lie inside
 wait     the script waits for its next minibatch
 step     the script uses a minibatch; ``forward`` and ``backward`` lie inside if the script has such spans
+exchange rows and gradients of nodes travel between trainers, for a layer on all nodes
 meet     wait for other ranks
 own      wait for another thread of this rank
 ======== ===============================================================================

@@ -1,4 +1,4 @@
-"""The pieces of a graph, the same ones on any number of ranks; sums along a tree over them; rows that travel.
+"""The pieces of a graph, the same ones on any number of ranks; sums along a tree over them; gradients that go home.
 
 Piece k of M has the nodes between k/M and (k+1)/M of the parts laid end to end, as hosts do. A layer runs on one piece
 after the other, so no kernel sees a shape that depends on the number of ranks: the last bits of a row of a product may
@@ -11,23 +11,18 @@ changes no bit of what it is added to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import hop_blocks
-from mpigraph.distgraph.sampling_arguments import SamplingArguments
+from mpigraph.collective import collective
 from mpigraph.graphs.block import Block
+from mpigraph.inference.neighbourhoods import Ranges
 from mpigraph.metadata.schema import Relation
 from mpigraph.mpi.messages import exchange_rows
 from mpigraph.mpi.world import Trainers, World
-from mpigraph.sampling.minibatch import RandomContext, sample_hops
 
 T = TypeVar("T")
 Node = tuple[int, int]
@@ -116,46 +111,27 @@ class RowSums:
         return total
 
 
-class Halo:
-    """Rows of one node type: those that trainers read of each other, and the way of their gradients home.
-
-    A trainer's *table* has its own rows, by id, and then those of others that it reads, by owner and id.
+class Gradients:
+    """The way home of the gradients of a node type's rows, summed along the tree.
 
     Attributes:
-        own: int64[n], ids of the own rows.
-        ids: int64[n], ids of the others in the table; ``coming`` int64[trainers] of them from each trainer.
-        at: by own piece, int64[n] the places of its sources in the table; None if they are the table.
-        send: int64[n], the own rows that others read; ``going`` int64[trainers] of them to each trainer.
-        away: index, of the rows at the own roots, laid end to end, those of others, by owner; ``back_going``
-            int64[trainers] of them to each, and ``back_coming`` rows come from each.
+        below: the sums over own pieces.
+        away: index, of the rows at the own roots, laid end to end, those of other trainers' nodes, by owner; ``going``
+            int64[trainers] of them to each, and ``coming`` rows come from each.
     """
 
     @collective("comm")
-    def __init__(
-        self, comm: Trainers, tree: Tree, owner: Callable[[I64], I64], own: I64, sources: Mapping[Node, I64]
-    ) -> None:
-        """Tell the owners what this trainer reads: ``sources``, ids by own piece; ``own`` are ascending."""
-        me, size, self._top, self.own = comm.rank, comm.size, tree.top, torch.from_numpy(own)
+    def __init__(self, comm: Trainers, tree: Tree, ranges: Ranges, own: I64, sources: Mapping[Node, I64]) -> None:
+        """Tell the owners which sums will come: ``sources``, ids by own piece; ``own`` are ascending."""
+        me, self._top, self._count, owner = comm.rank, tree.top, len(own), ranges.owner
         self.below = RowSums(sources, tree.roots[me], in_place=False)
-        halo = np.setdiff1d(np.concatenate([own, *sources.values()]), own)
-        halo = halo[np.argsort(owner(halo), kind="stable")]
-        self.ids, self.coming = torch.from_numpy(halo), np.bincount(owner(halo), minlength=size)
-        table = np.concatenate([own, halo])
-        order = np.argsort(table)
-        self.at: dict[Node, torch.Tensor | None] = dict.fromkeys(sources)
-        for piece, ids in sources.items():
-            if not np.array_equal(ids, table):
-                self.at[piece] = torch.from_numpy(order[np.searchsorted(table, ids, sorter=order)])
         rows = [np.stack([ids, *(np.full(len(ids), end) for end in root)], 1) for root, ids in self.below.ids.items()]
         every = np.concatenate([np.empty((0, 3), np.int64), *rows])
         owners = owner(every[:, 0])
         away = np.argsort(owners, kind="stable")
         away = away[owners[away] != me]
-        self.away, self.back_going = places_of(away), np.bincount(owners[away], minlength=size)
-        read, self.back_coming = exchange_rows(comm, every[away], self.back_going)
-        readers = [np.unique(of[:, 0]) for of in np.split(read, np.cumsum(self.back_coming)[:-1])]
-        self.send = torch.from_numpy(np.searchsorted(own, np.concatenate(readers)))
-        self.going = np.array([len(ids) for ids in readers])
+        self.away, self.going = places_of(away), np.bincount(owners[away], minlength=comm.size)
+        read, self.coming = exchange_rows(comm, every[away], self.going)
         self._kept, self._arrived, leaves = dict[Node, Any](), dict[Node, Any](), dict[Node, I64]()
         for root in (root for roots in tree.roots for root in roots):
             if root in self.below.ids:
@@ -169,7 +145,7 @@ class Halo:
         home = self.above.ids[tree.top]
         self._home = None if np.array_equal(home, own) else torch.from_numpy(np.searchsorted(own, home))
 
-    def gradients(self, at_roots: Mapping[Node, torch.Tensor], came: torch.Tensor) -> torch.Tensor:
+    def sum(self, at_roots: Mapping[Node, torch.Tensor], came: torch.Tensor) -> torch.Tensor:
         """Return those of the own rows, of the rows at this trainer's roots, and of those that came of the others'."""
 
         def leaf(node: Node) -> torch.Tensor | None:
@@ -180,7 +156,7 @@ class Halo:
         total = climb(self._top, leaf, self.above.add)
         if self._home is None:
             return total
-        return total.new_zeros((len(self.own), *total.shape[1:])).index_copy_(0, self._home, total)
+        return total.new_zeros((self._count, *total.shape[1:])).index_copy_(0, self._home, total)
 
 
 class Piece(NamedTuple):
@@ -190,30 +166,10 @@ class Piece(NamedTuple):
         node: its place in the tree.
         block: all in-edges of its nodes.
         own: by node type and relation, its part of this trainer's nodes and of their in-edges.
+        at: by node type, int64[n] the places of its sources in the table; None if they are the table.
     """
 
     node: Node
     block: Block
     own: dict[Key, slice]
-
-
-@collective("trainers", WHEN_REMOTE)
-def whole_block(g: DistGraph, seeds: Mapping[int, I64]) -> tuple[Block, dict[str, I64]]:
-    """Return the block of all in-edges of some nodes (int64[n] by type id), and the ids of its sources by type."""
-    plan = replace(g.plan(SamplingArguments([-1]), {}), seeds=seeds)
-    with g.session.sampling() as service:
-        sampled = sample_hops(service, g.loaded, plan, RandomContext(g.session.store.seed, 0))
-    (hop,) = sampled.hops
-    for t, ids in enumerate(sampled.ids):
-        first = hop.num_dst[t]
-        order = np.argsort(ids[first:])
-        sampled.ids[t] = np.append(ids[:first], ids[first:][order])
-        place = np.arange(len(ids), dtype=np.int32)
-        place[first + order] = np.arange(first, len(ids))
-        for r, csc in hop.edges.items():
-            if g.schema.ends(r)[0] == t:
-                hop.edges[r] = replace(csc, indices=place[csc.indices])
-    (block,) = hop_blocks(sampled)
-    read, sources = g.loaded.topology.out_degrees, dict(zip(g.ntypes, sampled.ids, strict=True))
-    block.graph_out_degrees = cache(lambda r: torch.from_numpy(read(sources[r[0]], g.schema.relation_id(r))))
-    return block, sources
+    at: dict[str, torch.Tensor | None]

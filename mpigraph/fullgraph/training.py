@@ -6,7 +6,6 @@ all, and a call of another kind is an error, not a wait.
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
@@ -19,7 +18,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import (
@@ -30,15 +29,23 @@ from mpigraph.errors import (
     check_integer,
     check_state,
 )
-from mpigraph.fullgraph.plan import Halo, Key, Node, Piece, Tree, climb, whole_block
+from mpigraph.fullgraph.plan import Gradients, Key, Node, Piece, Tree, climb
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID
 from mpigraph.inference.layerwise import modules_of, steps_of
+from mpigraph.inference.neighbourhoods import (
+    Halo,
+    Neighbourhoods,
+    Ranges,
+    alike,
+    bytes_of,
+    kind_of,
+    move,
+    rows_of_kind,
+)
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, same, to_wire
-from mpigraph.mpi.coroutine import finish
-from mpigraph.mpi.messages import alltoall
-from mpigraph.mpi.wait import TRAVELLING
 from mpigraph.mpi.world import Trainers, World
 from mpigraph.store.host_ranges import cut_offsets
 
@@ -50,6 +57,7 @@ _Sums: TypeAlias = dict[Any, _Tensor]
 _COMMS: WeakKeyDictionary[World, Trainers] = WeakKeyDictionary()
 _MADE: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many, on every trainer
 _ERROR = b"!"
+_COMPARED = 4  # numbers of each parameter, in each call
 _ALIGNED = 64  # bytes: where an array begins may change the last bits of a product
 
 
@@ -124,54 +132,59 @@ class FullGraph:
 
         self._comm = _comm_of(self._world)
         counts, words = self._together("the arguments", check)
-        _alike("arguments", words)
+        alike("arguments", words)
         self._tree, self._threads = Tree(self._world, counts[0]), counts[1]
         self._roots = self._tree.roots[self._comm.rank]
-        bounds = {t: cut_offsets(offsets, counts[0]) for t, offsets in zip(g.ntypes, parts, strict=True)}
-        self._halos: dict[Any, Halo] = {}
         self._ids: dict[Any, _Tensor] = {}  # of own nodes and edges
-        self._pieces = self._plan(bounds, names)
+        self._nodes = Neighbourhoods(
+            g,
+            {
+                t: Ranges(cut_offsets(offsets, counts[0]), self._tree.owners)
+                for t, offsets in zip(g.ntypes, parts, strict=True)
+            },
+        )
+        self._halos = self._nodes.halos
+        self._homes: dict[Any, Gradients] = {}
+        self._pieces = self._plan(names)
         kinds = (g.ntypes, g.canonical_etypes)
         own, edges = (sum(len(self._ids[key]) for key in keys) for keys in kinds)
         row = len(self._pieces), own, sum(len(halo.ids) for halo in self._halos.values()), edges
         self._sizes = self._together("the plan", lambda: (None, row))[1]
 
     @collective("trainers")
-    def _plan(self, bounds: dict[str, I64], names: list[str]) -> list[Piece]:
+    def _plan(self, names: list[str]) -> list[Piece]:
         """Make the own pieces, and plan the exchange; all trainers take as many steps."""
-        g, owners, pieces = self._g, self._tree.owners, list[Piece]()
-        sources: dict[str, dict[Node, I64]] = {t: {} for t in g.ntypes}
-        ids: dict[Any, list[_Tensor]] = {
-            key: [torch.empty(0, dtype=torch.int64)] for key in (*bounds, *g.canonical_etypes)
-        }
-        ends = dict.fromkeys(ids, 0)
+        g, owners, nodes = self._g, self._tree.owners, self._nodes
+        drawn: dict[Node, tuple[Block, dict[str, I64]]] = {}
         numbers = np.flatnonzero(owners == self._comm.rank).tolist()
         for number in numbers + [-1] * (int(np.bincount(owners).max()) - len(numbers)):
-            seeds = {t: np.arange(*begins[number : number + 2]) for t, begins in bounds.items() if number >= 0}
-            block, read = whole_block(g, {g.schema.ntype_id(t): nodes for t, nodes in seeds.items()})
-            if number < 0:
-                continue
-            own: dict[Key, slice] = {}
-            rows_of: dict[Any, _Tensor] = {t: torch.from_numpy(nodes) for t, nodes in seeds.items()}
+            bounds = {t: ranges.bounds[number : number + 2] for t, ranges in nodes.ranges.items() if number >= 0}
+            block, read = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()})
+            if number >= 0:
+                drawn[number, number + 1] = block, read
+        nodes.plan(
+            self._comm, {t: np.concatenate([nodes.own[t], *(read[t] for _, read in drawn.values())]) for t in g.ntypes}
+        )
+        self._ids |= {t: halo.own for t, halo in self._halos.items()}
+        pieces, eids = list[Piece](), {r: [torch.empty(0, dtype=torch.int64)] for r in g.canonical_etypes}
+        ends: dict[Any, int] = dict.fromkeys([*g.ntypes, *g.canonical_etypes], 0)
+        for node, (block, read) in drawn.items():
+            counts: dict[Any, int] = {t: block.num_dst_nodes(t) for t in g.ntypes}
             for r in g.canonical_etypes:
-                rows_of[r] = eids = block.edges[r].data[EID]
-                values = {name: g.edges[r].data[name][eids] for name in names if name in g.edges[r].data}
+                ids = block.edges[r].data[EID]
+                values = {name: g.edges[r].data[name][ids] for name in names if name in g.edges[r].data}
                 block.edges[r].data.update(values)
-            for key, rows in rows_of.items():
-                own[key] = slice(ends[key], ends[key] + len(rows))
-                ends[key] = own[key].stop
-                ids[key].append(rows)
-            pieces.append(Piece((number, number + 1), block, own))
-            for t in g.ntypes:
-                sources[t][pieces[-1].node] = read[t]
-        self._ids = {key: torch.cat(rows) for key, rows in ids.items()}
-        for t, begins in bounds.items():
-
-            def owner(nodes: I64, begins: I64 = begins) -> I64:
-                return owners[np.searchsorted(begins, nodes, "right") - 1]
-
+                eids[r].append(ids)
+                counts[r] = len(ids)
+            own = {key: slice(ends[key], ends[key] + count) for key, count in counts.items()}
+            ends = {key: of.stop for key, of in own.items()}
+            at = {t: _index(at, self._halos[t]) for t, at in nodes.places(block, read).items()}
+            pieces.append(Piece(node, block, own, at))
+        self._ids |= {r: torch.cat(ids) for r, ids in eids.items()}
+        for t, ranges in nodes.ranges.items():
+            sources = {node: read[t] for node, (_, read) in drawn.items()}
             with self._world.meeting("planning full-graph training"):
-                self._halos[t] = Halo(self._comm, self._tree, owner, self._ids[t].numpy(), sources[t])
+                self._homes[t] = Gradients(self._comm, self._tree, ranges, nodes.own[t], sources)
         return pieces
 
     def __repr__(self) -> str:
@@ -241,7 +254,7 @@ class FullGraph:
             CollectiveError: trainers make different calls.
         """
 
-        def read() -> tuple[tuple[list[Any], dict[str, _Tensor]], None]:
+        def read() -> tuple[tuple[_Call, dict[str, _Tensor]], Any]:
             for part in (part for module in modules_of(model) for part in module.modules()):
                 if isinstance(part, nn.parallel.DistributedDataParallel):
                     raise InvalidArgumentError("give the model without DDP: its gradients are sums over all nodes")
@@ -249,19 +262,18 @@ class FullGraph:
                     raise InvalidArgumentError(f"{type(part).__name__} would average over a piece: use LayerNorm")
             states = [module.state_dict() for module in modules_of(model)]
             values = {f"{i} {name}": value for i, state in enumerate(states) for name, value in state.items()}
-            return (steps_of(model), values), None
+            every, steps = _parameters(model), steps_of(model)
+            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], x)
+            return (call, {name: value for name, value in values.items() if isinstance(value, _Tensor)}), call.word
 
-        (steps, values), _ = self._together("a model", read)
+        (call, tensors), words = self._together("a model", read)
         self._models += 1
         if self._models & (self._models - 1) == 0:  # calls 1, 2, 4, 8, ...
-            tensors = {name: value for name, value in values.items() if isinstance(value, _Tensor)}
-            hashes = {name: blake2b(_bytes(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
+            hashes = {name: blake2b(bytes_of(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
             with self._world.meeting("comparing the trainers' models"):
-                shared = {"layers": len(steps)} | hashes
+                shared = {"layers": len(call.layers)} | hashes
                 same(self._comm, "the trainers' models differ", shared, TensorMismatchError, "trainer")
-        for step in steps:
-            x = self.apply(step, x, _parameters(step) or _parameters(model))
-        return x
+        return call.run(words)
 
     @collective("trainers")
     def apply(self, layer: Callable[..., Any], x: _Rows, parameters: Sequence[_Tensor] = ()) -> Any:
@@ -270,12 +282,17 @@ class FullGraph:
         Args:
             layer: called as ``layer(block, (h_src, h_dst))``.
             x: rows of own nodes and edges.
-            parameters: all those that the layer uses.
+            parameters: all those that the layer uses, in the same order on all trainers; by default its own, if it is
+                a module.
         """
-        self._calls += 1
-        call = _Call(self, layer, x, list(dict.fromkeys(parameters)))
-        outs = _Layer.apply(call, *call.take(x), *call.parameters)  # type: ignore[no-untyped-call]
-        return dict(zip(call.out, outs, strict=True)) if call.typed else outs[0]
+
+        def read() -> tuple[_Call, Any]:
+            of = list(dict.fromkeys(parameters)) or _parameters(layer)
+            call = _Call(self, [_Layer(layer, of)], x)
+            return call, [call.word, [p.detach().flatten()[:_COMPARED].tolist() for p in of]]
+
+        call, words = self._together("a layer", read)
+        return call.run(words)
 
     @collective("trainers")
     def mean(self, values: _Tensor, mask: _Tensor | None = None, ntype: Key | None = None) -> _Tensor:
@@ -287,7 +304,7 @@ class FullGraph:
             ntype: a node type, which graphs with several need, or a relation (a triple).
         """
 
-        def add_up() -> tuple[tuple[list[_Tensor], _Tensor], Any]:
+        def add_up() -> tuple[_Tensor, Any]:
             key = self._key(ntype)
             _check_rows("values", values, len(self._ids[key]))
             kept = torch.ones(len(values), dtype=torch.bool) if mask is None else mask.bool()
@@ -299,12 +316,18 @@ class FullGraph:
             def leaf(node: Node) -> _Tensor | None:
                 return torch.stack([_aligned(x[own[node]]).sum() for x in numbers]) if node in own else None
 
-            sums = [climb(root, leaf, lambda _, left, right: left + right) for root in self._roots]
-            return (sums, kept), [str(key), _kind(values, 1)]
+            sums = [climb(root, leaf, lambda _, left, right: left + right).tolist() for root in self._roots]
+            return kept, [[str(key), kind_of(values, 1)], sums]
 
-        (sums, kept), words = self._together("mean", add_up)
-        _alike("numbers of mean()", words)
-        total, count = self._sum("mean", sums, torch.empty(2, dtype=torch.float64))
+        kept, words = self._together("mean", add_up)
+        kinds, sums = zip(*words, strict=True)
+        alike("numbers of mean()", kinds)
+        at = {
+            root: torch.tensor(numbers, dtype=torch.float64)
+            for roots, of in zip(self._tree.roots, sums, strict=True)
+            for root, numbers in zip(roots, of, strict=True)
+        }
+        total, count = climb(self._tree.top, at.get, lambda _, left, right: left + right)
         dtype = values.dtype if values.is_floating_point() else torch.float32
         return _Mean.apply(values, (total / count).to(dtype), (kept / count).to(dtype))  # type: ignore[no-any-return, no-untyped-call]
 
@@ -356,249 +379,259 @@ class FullGraph:
         return result, list(words)
 
     @collective("trainers")
-    def _move(self, what: str, rows: _Tensor, going: I64, coming: I64, out: _Tensor | None = None) -> _Tensor:
+    def _move(self, what: str, rows: _Tensor, going: I64, coming: I64) -> _Tensor:
         """Send ``going[r]`` consecutive rows to trainer r; all trainers are here."""
-        if self._comm.size == 1:
-            return rows
-        out = rows.new_empty((int(coming.sum()), *rows.shape[1:])) if out is None else out
-        sent, came = _bytes(rows), _bytes(out)
-        steps = alltoall(self._comm, sent, going, coming, came)
-        finish([steps], f"full-graph training: {what}", TRAVELLING)
-        return out
+        return move(self._comm, f"full-graph training: {what}", rows, going, coming)
 
-    @collective("trainers")
-    def _sum(self, what: str, vectors: list[_Tensor], like: _Tensor) -> _Tensor:
-        """Return the sum of vectors, one for each own root ([n] as ``like``), over all pieces, on every trainer."""
-        size, n = self._comm.size, len(like)
-        width = -(-n // size)  # of the slice that each trainer adds up
-        rows = like.new_zeros((len(vectors), size * width))
-        for row, vector in zip(rows, vectors, strict=True):
-            row[:n] = vector
-        slices = rows.reshape(-1, size, width).transpose(0, 1).reshape(-1, width)
-        each = np.array([len(roots) for roots in self._tree.roots])
-        came = self._move(what, slices, np.full(size, len(vectors)), each)
-        at = dict(zip((root for roots in self._tree.roots for root in roots), came, strict=True))
-        total = climb(self._tree.top, at.get, lambda _, left, right: left + right)
-        one = np.ones(size, np.int64)
-        return self._move(what, total.expand(size, width).contiguous(), one, one).flatten()[:n]
+
+class _Layer:
+    """One layer of a call.
+
+    Attributes:
+        layer: called with a block and rows.
+        parameters: those that it may use.
+        number: of the call of a layer, for its random draws.
+        keys: of its inputs; ``needs`` those that need a gradient, ``likes`` rows of their kinds.
+        keep: whether its rows need a gradient.
+        graphs: by own piece its sources and rows, until backward; None if they are computed again.
+        out: keys of its rows.
+    """
+
+    def __init__(self, layer: Callable[..., Any], parameters: list[_Tensor]) -> None:
+        self.layer, self.parameters, self.number, self.keep = layer, parameters, 0, False
+        self.keys, self.out = list[Any](), list[Any]()
+        self.needs, self.likes = list[Any](), dict[Any, _Tensor]()
+        self.graphs: dict[Node, tuple[_Sums, _Sums]] | None = {}
 
 
 class _Call:
-    """One layer on all pieces; ``keys`` are those of its inputs, ``out`` those of its rows."""
+    """Layers, one after the other, on all pieces."""
 
-    def __init__(self, fg: FullGraph, layer: Callable[..., Any], x: _Rows, parameters: list[_Tensor]) -> None:
-        self.fg, self.layer, self.parameters, self.number = fg, layer, parameters, fg._calls
-        self.typed = isinstance(x, Mapping)
+    def __init__(self, fg: FullGraph, layers: list[_Layer], x: _Rows) -> None:
+        """Check the input; ``word`` is what must be the same on all trainers."""
+        if torch.is_inference_mode_enabled():
+            raise InvalidArgumentError("full graphs do not run in inference_mode(): use torch.no_grad()")
+        self.fg, self.layers, self.typed, self.grad = fg, layers, isinstance(x, Mapping), torch.is_grad_enabled()
         self.cast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
-        self.graphs: dict[Node, Any] | None = {}  # of the own pieces; None: to be computed again
-        self.out: list[Any] = []
+        self.parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters))
+        self.buffers = [b for layer in layers for module in modules_of(layer.layer) for b in module.buffers()]
+        if any(p._backward_hooks for p in self.parameters):
+            raise InvalidArgumentError(
+                "a parameter has a hook (register_hook), which would run for each piece and for their sum: change "
+                "gradients after backward"
+            )
+        by_key: Mapping[Any, _Tensor] = x if isinstance(x, Mapping) else {fg._key(None): x}
+        self.keys = [key for key in fg._ids if key in by_key]
+        if len(self.keys) < max(len(by_key), 1):
+            raise InvalidArgumentError(f"x must be rows by {list(fg._ids)} (got {list(by_key)})")
+        for key, rows in by_key.items():
+            _check_rows(f"x of {key!r}", rows, len(fg._ids[key]))
+        self.inputs = [by_key[key] for key in self.keys]
+        self.tables = {key: _table(by_key[key], fg._halos.get(key)) for key in self.keys}
+        kinds = [[str(key), kind_of(by_key[key], 1), by_key[key].requires_grad] for key in self.keys]
+        known = [table is not None for table in self.tables.values()]
+        self.word = [kinds, known, self.grad, len(layers), list(map(kind_of, self.parameters))]
 
     @collective("trainers")
-    def take(self, x: _Rows) -> list[_Tensor]:
-        """Check the input, and return it in the order of the keys."""
-        fg, grad = self.fg, torch.is_grad_enabled()
-
-        def check() -> tuple[list[_Tensor], Any]:
-            by_key: Mapping[Any, _Tensor] = x if isinstance(x, Mapping) else {fg._key(None): x}
-            self.keys = [key for key in fg._ids if key in by_key]
-            if len(self.keys) < max(len(by_key), 1):
-                raise InvalidArgumentError(f"x must be rows by {list(fg._ids)} (got {list(by_key)})")
-            for key, rows in by_key.items():
-                _check_rows(f"x of {key!r}", rows, len(fg._ids[key]))
-            inputs = [by_key[key] for key in self.keys]
-            self.needs = [rows.requires_grad and grad for rows in inputs]
-            self.tables = [_table(rows, fg._halos.get(key)) for key, rows in zip(self.keys, inputs, strict=True)]
-            if any(p._backward_hooks for p in self.parameters):
-                raise InvalidArgumentError(
-                    "a parameter has a hook (register_hook), which would run for each piece and for their sum: change "
-                    "gradients after backward"
-                )
-            self.like = [rows.new_empty((0, *rows.shape[1:])) for rows in inputs]
-            kinds = [[str(key), _kind(rows, 1)] for key, rows in zip(self.keys, inputs, strict=True)]
-            known = [table is not None for table in self.tables]
-            return inputs, [kinds, self.needs, known, grad, list(map(_kind, self.parameters))]
-
-        inputs, words = fg._together(f"layer, call {self.number}", check)
-        _alike("rows of a layer", words)
-        self.keep = grad and (any(self.needs) or bool(self.parameters)) and not fg.recompute
-        self.graphs = None if grad and fg.recompute else {}
-        return inputs
+    def run(self, words: list[Any]) -> Any:
+        """Return the rows of the last layer; ``words`` of all trainers."""
+        alike("rows of a layer", words)
+        for layer in self.layers:
+            self.fg._calls += 1
+            layer.number = self.fg._calls
+        outs = _Layers.apply(self, *self.inputs, *self.parameters)  # type: ignore[no-untyped-call]
+        return dict(zip(self.layers[-1].out, outs, strict=True)) if self.typed else outs[0]
 
     @collective("trainers")
-    def read(self, inputs: Sequence[_Tensor]) -> list[_Tensor]:
-        """Return for each key the rows that own pieces read: own rows; of nodes with those of the halo."""
-        tables = []
-        for key, rows, known in zip(self.keys, inputs, self.tables, strict=True):
-            table, halo = rows.detach() if known is None else known, self.fg._halos.get(key)
-            if known is None and halo is not None:
-                sent, own = table.index_select(0, halo.send), len(table)
-                table = (
-                    torch.cat([table, table.new_empty((len(halo.ids), *table.shape[1:]))]) if len(halo.ids) else table
-                )
-                self.fg._move(f"rows of {key!r}", sent, halo.going, halo.coming, table[own:])
-            tables.append(_aligned(table))
+    def read(self, layer: _Layer, inputs: Sequence[_Tensor]) -> dict[Any, _Tensor]:
+        """Return by key the rows that own pieces read: own rows; of nodes with those of the halo."""
+        tables = {}
+        for key, rows in zip(layer.keys, inputs, strict=True):
+            table = self.tables[key] if layer is self.layers[0] else None
+            if table is None and key in self.fg._halos:
+                table = self.fg._halos[key].table(rows.detach(), f"full-graph training: rows of {key!r}")
+            tables[key] = _aligned(rows.detach() if table is None else table)
         return tables
 
-    def run(self, piece: Piece, tables: list[_Tensor]) -> tuple[_Sums, _Sums]:
-        """Run the layer on one piece; return its sources, as leaves, and its rows."""
+    def run_piece(self, layer: _Layer, piece: Piece, tables: dict[Any, _Tensor]) -> tuple[_Sums, _Sums]:
+        """Run a layer on one piece; return its sources, as leaves, and its rows."""
         src: _Sums = {}
         dst: _Sums = {}
-        for key, need, table in zip(self.keys, self.needs, tables, strict=True):
-            halo = self.fg._halos.get(key)
-            at = halo.at[piece.node] if halo else None
+        for key, table in tables.items():
+            at = piece.at.get(key)
             rows = table if at is None else table.index_select(0, at)
-            rows = rows if halo else _aligned(rows[piece.own[key]])
-            src[key] = rows.detach().requires_grad_(need and torch.is_grad_enabled())
+            rows = rows if key in piece.at else _aligned(rows[piece.own[key]])
+            src[key] = rows.detach().requires_grad_(key in layer.needs and torch.is_grad_enabled())
             dst[key] = src[key][: piece.own[key].stop - piece.own[key].start]
-        versions = [rows._version for rows in src.values()]
+        versions = [rows._version for rows in (*src.values(), *self.buffers)]
         cast = torch.autocast("cpu", *self.cast)  # as in the call, also in backward
         with torch.random.fork_rng(devices=[]), piece.block.local_scope(), cast:
-            torch.default_generator.manual_seed(
-                int(combine(self.fg._g.session.store.seed, self.number, piece.node[0])) >> 1
+            seed = combine(self.fg._g.session.store.seed, layer.number, piece.node[0])
+            torch.default_generator.manual_seed(int(seed) >> 1)
+            only = layer.keys[0]
+            out = layer.layer(piece.block, (src, dst) if self.typed else (src[only], dst[only]))
+        if [rows._version for rows in (*src.values(), *self.buffers)] != versions:
+            raise InvalidArgumentError(
+                "a layer must not write to its input, or to buffers as spectral_norm does: other pieces read them"
             )
-            out = self.layer(piece.block, (src, dst) if self.typed else (src[self.keys[0]], dst[self.keys[0]]))
-        if [rows._version for rows in src.values()] != versions:
-            raise InvalidArgumentError("a layer must not write to its input: other pieces read it")
-        by_key = out if self.typed else {self.keys[0]: out}
+        by_key = out if self.typed else {only: out}
         if not isinstance(by_key, Mapping) or not by_key or not by_key.keys() <= piece.own.keys():
             raise InvalidArgumentError(f"a layer must return rows by {list(piece.own)} (got {type(out).__name__})")
         for key, rows in by_key.items():
             _check_rows(f"rows of {key!r} that a layer returns", rows, piece.own[key].stop - piece.own[key].start)
-        self._check_graph(
-            [rows.grad_fn for rows in by_key.values()], {*map(id, src.values()), *map(id, self.parameters)}
-        )
+        _check_graph([rows.grad_fn for rows in by_key.values()], {*map(id, src.values()), *map(id, layer.parameters)})
         return src, {key: by_key[key] for key in piece.own if key in by_key}
 
-    def _check_graph(self, functions: list[Any], known: set[int]) -> None:
-        """Look at the graph of a piece: the gradient of what is not known would be lost."""
-        seen = {None}
-        while functions:
-            function = functions.pop()
-            if function in seen:
-                continue
-            seen.add(function)
-            variable = getattr(function, "variable", None)
-            if isinstance(function, _Layer) or (variable is not None and id(variable) not in known):
-                text = "uses a tensor that needs a gradient, and is neither its input nor a parameter of the model"
-                raise InvalidArgumentError(f"a layer {text}: put it into the model, or into x (got {_kind(variable)})")
-            functions += [one for one, _ in function.next_functions]
+    @collective("trainers")
+    def forward(self, inputs: Sequence[_Tensor]) -> tuple[list[_Tensor], list[_Tensor]]:
+        """Return the rows of the last layer, and what computing again needs."""
+        rows, saved = dict(zip(self.keys, inputs, strict=True)), list[_Tensor]()
+        needs = [key for key, x in rows.items() if x.requires_grad and self.grad]
+        for layer in self.layers:
+            layer.keys, layer.needs, layer.keep = [*rows], needs, self.grad and bool(needs or layer.parameters)
+            layer.likes = {key: of.new_empty((0, *of.shape[1:])) for key, of in rows.items()}
+            if self.fg.recompute and layer.keep:
+                layer.graphs = None
+                saved += rows.values()
+            rows = self.compute(layer, self.read(layer, [*rows.values()]))
+            needs = [key for key, of in rows.items() if layer.keep and of.is_floating_point()]
+        return [*rows.values()], saved
 
     @collective("trainers")
-    def forward(self, inputs: Sequence[_Tensor]) -> list[_Tensor]:
-        """Compute the rows of own nodes and edges, by ``out``."""
-        fg, tables = self.fg, self.read(inputs)
+    def compute(self, layer: _Layer, tables: dict[Any, _Tensor]) -> dict[Any, _Tensor]:
+        """Return the rows of a layer."""
+        fg = self.fg
 
-        def compute() -> tuple[list[_Sums], Any]:
+        def run() -> tuple[list[_Sums], Any]:
             outs, kinds = [], []
             for piece in fg._pieces:
-                with torch.set_grad_enabled(self.keep):
-                    src, out = self.run(piece, tables)
-                if self.keep and self.graphs is not None:
-                    self.graphs[piece.node] = src, out
-                outs.append({key: rows.detach() for key, rows in out.items()})
-                kinds.append({str(key): _kind(rows, 1) for key, rows in out.items()})
-            return outs, _alike("rows of a layer on two pieces", kinds)
+                with torch.set_grad_enabled(self.grad and layer.graphs is not None):
+                    src, out = self.run_piece(layer, piece, tables)
+                if layer.keep and layer.graphs is not None:
+                    layer.graphs[piece.node] = src, out
+                outs.append({key: of.detach() for key, of in out.items()})
+                kinds.append({str(key): kind_of(of, 1) for key, of in out.items()})
+            return outs, alike("rows of a layer on two pieces", kinds)
 
-        outs, words = fg._together(f"layer, call {self.number}, end", compute)
-        kinds = _alike("rows of a layer", words)
-        self.out = [key for key in fg._ids if str(key) in kinds]
-        results = []
-        for key in self.out:
-            shape, _, dtype = kinds[str(key)].rpartition(" ")
-            rows = [out[key] for out in outs]
-            none = torch.empty((0, *json.loads(shape)), dtype=getattr(torch, dtype))
-            results.append(rows[0] if len(rows) == 1 else torch.cat([none, *rows]))
-        return results
+        outs, words = fg._together(f"layer, call {layer.number}", run)
+        kinds = alike("rows of a layer", words)
+        layer.out = [key for key in fg._ids if str(key) in kinds]
+        return {key: _joined([out[key] for out in outs], rows_of_kind(kinds[str(key)])) for key in layer.out}
+
+    def back_piece(self, layer: _Layer, piece: Piece, tables: dict[Any, _Tensor], grad_of: _Sums) -> _Sums:
+        """Run a piece backward."""
+        if layer.graphs is None:
+            with torch.enable_grad():
+                src, out = self.run_piece(layer, piece, tables)
+        elif piece.node in layer.graphs:
+            src, out = layer.graphs.pop(piece.node)
+        else:
+            raise InvalidArgumentError("backward ran already: retain_graph needs FullGraph(..., recompute=True)")
+        ends = [key for key in grad_of if out[key].requires_grad]
+        inputs = {key: src[key] for key in layer.needs} | dict(enumerate(layer.parameters))
+        sums: _Sums = {}
+        if ends and inputs:
+            of = [_aligned(grad_of[key][piece.own[key]]) for key in ends]
+            got = torch.autograd.grad([out[key] for key in ends], [*inputs.values()], of, allow_unused=True)
+            sums = {key: grad for key, grad in zip(inputs, got, strict=True) if grad is not None}
+        if any(grad.layout != torch.strided for grad in sums.values()):
+            raise InvalidArgumentError("gradients of parameters must be dense: use nn.Embedding(..., sparse=False)")
+        return sums | {key: torch.zeros_like(src[key]) for key in layer.needs if key not in sums}
 
     @collective("trainers")
     def backward(self, grads: Sequence[_Tensor | None], saved: Sequence[_Tensor]) -> list[_Tensor | None]:
         """Return the gradients of the inputs and of the parameters."""
-        fg, what, tables = self.fg, f"backward, call {self.number}", list[_Tensor]()
-        if self.graphs is None:
-            fg._together(f"{what}, again", lambda: (None, None))
-            tables = self.read(saved[: len(self.keys)])
-        grad_of = {key: grad for key, grad in zip(self.out, grads, strict=True) if grad is not None}
-        wanted = [key for key, need in zip(self.keys, self.needs, strict=True) if need]
-        pieces = {piece.node: piece for piece in fg._pieces}
+        if saved:
+            self.fg._together(f"backward, call {self.layers[-1].number}, again", lambda: (None, None))
+        left, sums = list(saved), dict[tuple[int, int], list[_Sums]]()
+        grad_of = {key: grad for key, grad in zip(self.layers[-1].out, grads, strict=True) if grad is not None}
+        for number, layer in reversed([*enumerate(self.layers)]):
+            if layer.keep:
+                tables: dict[Any, _Tensor] = {}
+                if layer.graphs is None:
+                    tables = self.read(layer, left[-len(layer.keys) :])
+                    del left[-len(layer.keys) :]
+                at_roots, used = self.back(layer, tables, grad_of)
+                sums |= {(number, i): at_roots for i in used}
+                del tables, grad_of
+                grad_of = self.home(layer, at_roots)
+        of_parameters = self._weights(sums)
+        of_inputs = [grad_of.get(key) if key in self.layers[0].needs else None for key in self.keys]
+        return of_inputs + [of_parameters.get(p) for p in self.parameters]
+
+    @collective("trainers")
+    def back(self, layer: _Layer, tables: dict[Any, _Tensor], grad_of: _Sums) -> tuple[list[_Sums], list[int]]:
+        """Run a layer backward; return the sums at own roots, and the parameters that any trainer uses."""
+        fg, pieces = self.fg, {piece.node: piece for piece in self.fg._pieces}
 
         def leaf(node: Node) -> _Sums | None:
-            """Run a piece backward."""
-            if node not in pieces:
-                return None
-            if self.graphs is None:
-                with torch.enable_grad():
-                    src, out = self.run(pieces[node], tables)
-            elif node in self.graphs:
-                src, out = self.graphs.pop(node)
-            else:
-                raise InvalidArgumentError("backward ran already: retain_graph needs FullGraph(..., recompute=True)")
-            ends = [key for key in grad_of if out[key].requires_grad]
-            inputs = {key: src[key] for key in wanted} | dict(enumerate(self.parameters))
-            if not ends or not inputs:
-                return {key: torch.zeros_like(src[key]) for key in wanted}
-            of = [_aligned(grad_of[key][pieces[node].own[key]]) for key in ends]
-            got = torch.autograd.grad([out[key] for key in ends], [*inputs.values()], of, allow_unused=True)
-            sums = {key: grad for key, grad in zip(inputs, got, strict=True) if grad is not None}
-            return sums | {key: torch.zeros_like(src[key]) for key in wanted if key not in sums}
+            return self.back_piece(layer, pieces[node], tables, grad_of) if node in pieces else None
 
         def add_up(node: Node, left: _Sums, right: _Sums) -> _Sums:
             sums = left | right
             for key in left.keys() & right.keys():
-                if key in fg._halos:
-                    sums[key] = fg._halos[key].below.add(node, left[key], right[key])
+                if key in fg._homes:
+                    sums[key] = fg._homes[key].below.add(node, left[key], right[key])
                 else:
                     both = left.pop(key), right.pop(key)
                     sums[key] = torch.cat(both) if isinstance(key, tuple) else add(*both)
             return sums
 
-        def compute() -> tuple[list[_Sums], Any]:
+        def run() -> tuple[list[_Sums], Any]:
             at_roots = [climb(root, leaf, add_up) for root in fg._roots]
-            return at_roots, [key for key in range(len(self.parameters)) if any(key in sums for sums in at_roots)]
+            return at_roots, [i for i in range(len(layer.parameters)) if any(i in sums for sums in at_roots)]
 
-        at_roots, words = fg._together(what, compute)
-        results: list[_Tensor | None] = []
-        for key, need, like in zip(self.keys, self.needs, self.like, strict=True):
-            rows = [sums.pop(key) for sums in at_roots] if need else []
-            every = rows[0] if len(rows) == 1 else torch.cat([like, *rows])
-            if need and key in fg._halos:
-                halo = fg._halos[key]
-                sent = every[halo.away]
-                came = fg._move(f"gradients of {key!r}", sent, halo.back_going, halo.back_coming)
-                every = halo.gradients(dict(zip(fg._roots, rows, strict=True)), came)
-            results.append(every if need else None)
-        return results + self._weights(at_roots, sorted(set[int]().union(*words)))
+        at_roots, words = fg._together(f"backward, call {layer.number}", run)
+        return at_roots, sorted(set[int]().union(*words))
 
     @collective("trainers")
-    def _weights(self, at_roots: list[_Sums], used: list[int]) -> list[_Tensor | None]:
-        """Return the gradients of the parameters, of those at own roots; None for parameters that no piece uses."""
-        results: list[_Tensor | None] = [None] * len(self.parameters)
-        if used:
-            of = [self.parameters[i] for i in used]
-            dtype = reduce(torch.promote_types, [p.dtype for p in of])
-            vectors = [
-                torch.cat(
-                    [
-                        sums.get(i, p.detach().new_full((), -0.0).expand(p.shape)).flatten()
-                        for i, p in zip(used, of, strict=True)
-                    ]
-                )
-                for sums in at_roots
-            ]
-            sizes = [p.numel() for p in of]
-            total = self.fg._sum("gradients of parameters", vectors, torch.empty(sum(sizes), dtype=dtype))
-            for i, p, grad in zip(used, of, torch.split(total, sizes), strict=True):
-                results[i] = grad.reshape(p.shape).to(p.dtype)
+    def home(self, layer: _Layer, at_roots: list[_Sums]) -> _Sums:
+        """Return the gradients of own rows, from those at own roots, which are forgotten."""
+        fg, grad_of = self.fg, dict[Any, _Tensor]()
+        for key in layer.needs:
+            rows = [sums.pop(key) for sums in at_roots]
+            grad_of[key] = _joined(rows, layer.likes[key])
+            if key in fg._homes:
+                home = fg._homes[key]
+                came = fg._move(f"gradients of {key!r}", grad_of[key][home.away], home.going, home.coming)
+                grad_of[key] = home.sum(dict(zip(fg._roots, rows, strict=True)), came)
+        return grad_of
+
+    @collective("trainers")
+    def _weights(self, at_roots: dict[tuple[int, int], list[_Sums]]) -> dict[_Tensor, _Tensor]:
+        """Return the gradients of the parameters, from those at own roots by layer and number of the parameter."""
+        of = {key: self.layers[key[0]].parameters[key[1]] for key in at_roots}
+        results: dict[_Tensor, _Tensor] = {}
+        if not of:
+            return results
+        tree, size, sizes = self.fg._tree, self.fg._comm.size, [p.numel() for p in of.values()]
+        width = -(-sum(sizes) // size)  # of the slice that each trainer adds up
+        dtype = reduce(torch.promote_types, [p.dtype for p in of.values()])
+        slices = torch.full((len(self.fg._roots), size * width), -0.0, dtype=dtype)
+        for root, row in enumerate(slices):
+            for key, out in zip(of, torch.split(row[: sum(sizes)], sizes), strict=True):
+                if key[1] in at_roots[key][root]:
+                    out.copy_(at_roots[key][root].pop(key[1]).flatten())
+        sent = slices.reshape(-1, size, width).transpose(0, 1).reshape(-1, width)
+        each = np.array([len(roots) for roots in tree.roots])
+        came = self.fg._move("gradients of parameters", sent, np.full(size, len(slices)), each)
+        at = dict(zip((root for roots in tree.roots for root in roots), came, strict=True))
+        total, one = climb(tree.top, at.get, lambda _, left, right: left + right), np.ones(size, np.int64)
+        every = self.fg._move("gradients of parameters", total.expand(size, width).contiguous(), one, one).flatten()
+        for p, grad in zip(of.values(), torch.split(every[: sum(sizes)], sizes), strict=True):
+            own = grad.reshape(p.shape).to(p.dtype)
+            results[p] = results[p] + own if p in results else own
         return results
 
 
-class _Layer(torch.autograd.Function):
+class _Layers(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: _Tensor) -> tuple[_Tensor, ...]:  # type: ignore[override]
         ctx.call = call
         ctx.set_materialize_grads(False)
-        if call.graphs is None:
-            ctx.save_for_backward(*tensors)
-        return tuple(call.forward(tensors[: len(call.keys)]))
+        rows, saved = call.forward(tensors[: len(call.keys)])
+        ctx.save_for_backward(*saved)
+        return tuple(rows)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -632,30 +665,35 @@ def _parameters(of: Any) -> list[_Tensor]:
     return [p for module in modules_of(of) for p in module.parameters() if p.requires_grad]
 
 
-def _alike(what: str, words: Sequence[Any]) -> Any:
-    """Return the word of all that have one, None if no one has; raise TensorMismatchError where they differ."""
-    said = [word for word in words if word is not None]
-    if any(word != said[0] for word in said):
-        raise everywhere(TensorMismatchError(f"{what} differ: {'; '.join(map(str, words))}"))
-    return said[0] if said else None
+def _check_graph(functions: list[Any], known: set[int]) -> None:
+    """Look at the graph of a piece: the gradient of what is not known would be lost."""
+    seen = {None}
+    while functions:
+        function = functions.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        variable = getattr(function, "variable", None)
+        if isinstance(function, _Layers) or (variable is not None and id(variable) not in known):
+            text = "uses a tensor that needs a gradient, and is neither its input nor a parameter of the model"
+            raise InvalidArgumentError(f"a layer {text}: put it into the model, or into x (got {kind_of(variable)})")
+        functions += [one for one, _ in function.next_functions]
 
 
 def _check_rows(what: str, rows: object, count: int) -> None:
     if not isinstance(rows, _Tensor) or rows.device.type != "cpu" or rows.dim() < 1 or len(rows) != count:
-        raise InvalidArgumentError(f"{what} must be a tensor on the CPU with {count} rows (got {_kind(rows)})")
+        raise InvalidArgumentError(f"{what} must be a tensor on the CPU with {count} rows (got {kind_of(rows)})")
 
 
-def _kind(rows: object, first: int = 0) -> str:
-    """Return the shape, from a dimension on, and the dtype of a tensor."""
-    if not isinstance(rows, _Tensor):
-        return type(rows).__name__
-    return f"{list(rows.shape[first:])} {str(rows.dtype).removeprefix('torch.')}"
+def _joined(rows: list[_Tensor], none: _Tensor) -> _Tensor:
+    """Return rows of all pieces; ``none`` are rows of their kind."""
+    return rows[0] if len(rows) == 1 else torch.cat([none, *rows])
 
 
-def _bytes(rows: _Tensor) -> Array:
-    """Return the memory of contiguous rows, uint8[n, bytes of a row]."""
-    width = math.prod(rows.shape[1:])
-    return rows.detach().contiguous().reshape(len(rows) if rows.dim() else 1, width).view(torch.uint8).numpy()
+def _index(places: _Tensor, halo: Halo) -> _Tensor | None:
+    """Return the places of a piece's sources in a table; None if they are the table."""
+    count = len(halo.own) + len(halo.ids)
+    return None if len(places) == count and torch.equal(places, torch.arange(count)) else places
 
 
 def _aligned(rows: _Tensor) -> _Tensor:

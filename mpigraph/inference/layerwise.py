@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 from tqdm import tqdm
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.dataloading.fetcher import cache_size
-from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
+from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -27,9 +26,9 @@ from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_int
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.inference.neighbourhoods import HaloReader, Neighbourhoods, open_readers, remote_sources
+from mpigraph.inference.neighbourhoods import Neighbourhoods, Ranges, alike, kind_of, rows_of_kind
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import allgather_bytes, everywhere, same
+from mpigraph.mpi.agree import everywhere, gather_unlike, same
 from mpigraph.mpi.world import World
 from mpigraph.rows.owners import RowOwners
 from mpigraph.trace import clock
@@ -39,15 +38,9 @@ _Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 _Step: TypeAlias = Callable[[Block, tuple[_Rows, _Rows]], _Rows]
 """One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
 _SECONDS_IN_LOG = 10.0
+_NO_ROWS = "NoneType"  # the kind of rows that a layer does not give
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]
-
-
-class _Batch(NamedTuple):
-    """Consecutive nodes of one type: from ``first`` on, ``last`` is one behind them."""
-
-    first: int
-    last: int
 
 
 @collective("trainers")
@@ -61,20 +54,17 @@ def layerwise(
     fanout: Fanout = -1,
     edge_mask: FeatureName | None = None,
     dtype: torch.dtype | None = None,
-    cache: int | str | None = "auto",
     progress_bar: bool = False,
 ) -> DistTensor | dict[str, DistTensor]:
     """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
-    Layers run one at a time over all nodes, so that no node is computed twice in a layer. The trainers on a host's node
-    compute its nodes. In each layer a remote row comes once to a node (machine), into a cache that its trainers share,
-    if it fits; rows of ``x`` that the user may write meanwhile, through :attr:`.DistTensor.local_partition`, come anew
-    for each block. Besides ``x`` and these caches there are two tensors, the input and the output of the layer.
+    Layers run one at a time over all nodes, so that no node is computed twice in a layer. Each trainer computes nodes
+    of its machine, batch by batch. Before a layer the rows of other trainers' nodes that it reads come, each once. So a
+    trainer holds one table, of its own rows and those that it reads; the new rows; and one batch.
 
-    Where the node's own rows fit the cache, too, sums over neighbours read float32 rows in place, which is several
-    times as fast as to gather them for each block. ``h_src`` is a :class:`.TableRows` then, a tensor that is gathered
-    when a layer does something else with it (give modules of ``torch.compile(..., fullgraph=True)`` ``h_src.clone()``);
-    and the output of the layer before is freed, once it is copied.
+    Sums over neighbours read float32 rows in place, which is several times as fast as to gather them for each block:
+    ``h_src`` is a :class:`.TableRows`, a tensor that is gathered when a layer does something else with it (give modules
+    of ``torch.compile(..., fullgraph=True)`` ``h_src.clone()``).
 
     Args:
         g: the graph.
@@ -99,9 +89,6 @@ def layerwise(
             -1: all. Or edge type -> most neighbours.
         edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
         dtype: of the result; by default that of the last layer's output.
-        cache: memory on each node for copies of the rows that it reads: a size, such as "2GiB"; None for no cache;
-            "auto" for all of them, up to half of the free memory. If not all fit, remote rows go first; blocks fetch
-            those that do not fit.
         progress_bar: show the progress of trainer 0.
 
     For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
@@ -130,19 +117,11 @@ def layerwise(
         >>> layers = [mpigraph.nn.SAGEConv(16, 4, "mean")]
         >>> scores = mpigraph.inference.layerwise(g, layers, g.ndata["feat"], batch_size=1000)
     """
-    return Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, cache, progress_bar).run(x)
-
-
-class LayerCounts(NamedTuple):
-    """The rows that one layer read on this trainer."""
-
-    halo_rows: int  # this trainer's share of the remote rows of its node
-    fetched_rows: int  # remote rows that it fetched
-    seconds: float
+    return Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, progress_bar).run(x)
 
 
 class Inference:
-    """One evaluation of a model on all nodes; ``counts`` has those of each layer that was done."""
+    """One evaluation of a model on all nodes."""
 
     @collective("trainers")
     def __init__(
@@ -154,64 +133,58 @@ class Inference:
         fanout: Fanout,
         edge_mask: FeatureName | None,
         dtype: torch.dtype | None,
-        cache: int | str | None,
         progress_bar: bool,
     ) -> None:
         """Check the arguments, which are those of :func:`layerwise`."""
         if not isinstance(g, SampledGraph):
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
-        self._g = g
-        self._world = g.session.world
-        self.counts = list[LayerCounts]()
+        self._g, self._world, self._typed = g, g.session.world, len(g.ntypes) > 1
         with self._world.together("inference"):
-            self._batch_size = check_integer("batch_size", batch_size, 1)
+            check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
             self._steps = steps_of(model_or_layers)
             self._model = model_or_layers
             self._input_dtype = _input_dtype(model_or_layers)
             self._dtype = dtype
-            self._cache = None if cache == "auto" else cache_size(0 if cache is None else cache)
             if dtype is not None:
                 dtype_name(dtype)
         self._bar = bool(progress_bar) and g.session.rank == 0
-        self._neighbourhoods = Neighbourhoods(g, fanout, edge_mask)
+        topology = g.loaded.topology
+        parts, hosts = topology.config.book.node_offsets, topology.hosts.node_offsets
+        ranges = {ntype: _batches(self._world, parts[t], hosts[t], batch_size) for t, ntype in enumerate(g.ntypes)}
+        self._nodes = Neighbourhoods(g, ranges, fanout, edge_mask)
         self._agree(
             {
                 "number of layers": len(self._steps),
-                "batch_size": self._batch_size,
-                "fanout": self._neighbourhoods.fanouts,
-                "edge_mask": self._neighbourhoods.masks,
+                "batch_size": batch_size,
+                "fanout": self._nodes.fanouts,
+                "edge_mask": self._nodes.masks,
                 "dtype": str(dtype),
-                "cache": "auto" if self._cache is None else self._cache,
             }
         )
-        self._neighbourhoods.prepare()
-        self._typed = len(g.ntypes) > 1
-        offsets = g.loaded.topology.hosts.node_offsets
-        parts = g.loaded.topology.config.book.node_offsets
-        self._batches = {
-            ntype: _batches_of(self._world, parts[t], offsets[t], self._batch_size) for t, ntype in enumerate(g.ntypes)
-        }
 
     @collective("trainers")
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`."""
-        self.counts = []
         with self._world.together("inference"):
-            rows = self._checked(x)
-        self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in rows.items()}})
+            inputs = self._checked(x)
+        self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in inputs.items()}})
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
-        inputs = list(rows.values())
-        shares = remote_sources(self._g)
-        last = len(self._steps) - 1
+        self._nodes.plan(self._world.trainers, self._nodes.sources())
+        halos, tables = self._nodes.halos, dict[str, torch.Tensor]()
+        with self._world.together("reading the input of inference"):
+            for ntype, tensor in inputs.items():
+                tables[ntype] = self._input(tensor[torch.cat([halos[ntype].own, halos[ntype].ids])])
         with _evaluating(self._model):
-            for number, step in enumerate(self._steps):
-                out = self._layer(number, step, rows, shares, self._dtype if number == last else None)
-                for tensor in rows.values():
-                    if not any(tensor is one for one in inputs):
-                        tensor.close()
-                rows = out
-        return rows if self._typed else rows[self._g.ntypes[0]]
+            for number in range(len(self._steps)):
+                what = f"layer {number + 1} of {len(self._steps)} of inference"
+                rows = self._layer(number, what, tables)
+                tables = {}
+                if number < len(self._steps) - 1:
+                    with self._world.meeting(f"{what}: exchanging rows"):
+                        for ntype in [*rows]:
+                            tables[ntype] = halos[ntype].table(self._input(rows.pop(ntype)), what)
+        return self._stored(rows)
 
     def _checked(self, x: NodeTensors) -> dict[str, DistTensor]:
         g = self._g
@@ -239,89 +212,55 @@ class Inference:
             same(self._world.trainers, what, arguments, TensorMismatchError, "trainer")
 
     @collective("trainers")
-    def _layer(
-        self, number: int, step: _Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
-    ) -> dict[str, DistTensor]:
-        world = self._world
-        name = f"layer {number + 1} of {len(self._steps)} of inference"
-        begin = clock()
-        readers = open_readers(self._g, rows, shares, self._cache)
-        try:
-            with world.together(f"fetching rows for {name}"):
-                for reader in readers.values():
-                    reader.fill()
-            held = all(reader.holds_all for reader in readers.values())
-            if number and world.allreduce_minmax(held, False):  # the input is in the caches
-                for tensor in rows.values():
-                    tensor.close()
-            first: dict[str, torch.Tensor | None] = {}
-            with world.together(name), world.forbid_meetings("a layer"):
-                for ntype in rows:
-                    if self._batches[ntype]:
-                        ids = np.arange(*self._batches[ntype][0])
-                    elif self._g.num_nodes(ntype) == 0:
-                        ids = np.empty(0, np.int64)  # no trainer has a node: an empty block shows the shape of rows
-                    else:
-                        continue
-                    output = self._computed(step, readers, ntype, *self._block(number, ntype, ids))
-                    if output is not None:
-                        dtype_name(output.dtype)
-                        output = output.clone() if len(rows) > 1 else output  # a layer may reuse its memory
-                    first[ntype] = output
-            out = self._create(number, first, dtype)
-            with world.together(name), world.forbid_meetings("a layer"):
-                for ntype, tensor in out.items():
-                    self._all(number, step, readers, ntype, tensor, first.get(ntype))
-            self._g.barrier()
-        finally:
-            for reader in readers.values():
-                reader.close(self._g)
-        halo = sum(len(shares[self._g.schema.ntype_id(ntype)]) for ntype in rows)
-        fetched = sum(reader.fetched_rows for reader in readers.values())
-        self.counts.append(LayerCounts(halo, fetched, clock() - begin))
-        get_logger().info(
-            "%s: %d rows fetched, %d of them remote, %.1f s", name, fetched, halo, self.counts[-1].seconds
-        )
-        return out
+    def _layer(self, number: int, what: str, tables: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the new rows of this trainer's nodes by type, of the types that the layer gives rows of."""
+        begin, rows = clock(), dict[str, torch.Tensor | None]()
+        with self._world.together(what), self._world.forbid_meetings("a layer"):
+            for ntype in tables:
+                rows |= self._of_type(number, ntype, tables)
+        kinds = {ntype: kind_of(of, 1) for ntype, of in rows.items()}
+        with self._world.meeting("agreeing on the rows of a layer"):
+            told = gather_unlike(self._world.trainers, json.dumps(kinds).encode())
+        outputs, by_trainer = {}, [json.loads(data) for data in told]
+        for ntype in self._g.ntypes:
+            kind = alike(f"{what}: rows of {ntype!r} by trainer", [kinds.get(ntype) for kinds in by_trainer])
+            if kind not in (None, _NO_ROWS):
+                own = rows.get(ntype)
+                outputs[ntype] = rows_of_kind(kind) if own is None else own
+        if not outputs:
+            raise everywhere(InvalidArgumentError(f"{what} gives no rows"))
+        get_logger().info("%s: %.1f s", what, clock() - begin)
+        return outputs
 
-    def _all(
-        self,
-        number: int,
-        step: _Step,
-        readers: dict[str, HaloReader],
-        ntype: str,
-        out: DistTensor,
-        first: torch.Tensor | None,
-    ) -> None:
-        """Compute and write this trainer's rows of a type; those of the first batch are known."""
-        total = sum(batch.last - batch.first for batch in self._batches[ntype])
-        what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
+    def _of_type(self, number: int, ntype: str, tables: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+        """Compute the rows of this trainer's nodes of a type; nothing if it has no batch, None if there are none."""
+        batches = self._nodes.ranges[ntype].of(self._world.trainers.rank)
         seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
+        what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
         options = {"unit": "node", "unit_scale": True, "mininterval": seconds, "disable": not self._bar}
-        with tqdm(total=total, desc=what, **options) as bar:
-            for batch in self._batches[ntype]:
-                output, first = first, None
-                if output is None:
-                    output = self._computed(step, readers, ntype, *self._block(number, ntype, np.arange(*batch)))
-                if output is None or tuple(output.shape[1:]) != out.shape[1:]:
-                    shape = None if output is None else tuple(output.shape[1:])
-                    raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
-                values = convert(output, out.dtype, f"rows of {ntype!r}").contiguous()
-                _write(out, batch, to_storage(values, out.rows.dtype))
-                bar.update(len(values))
+        rows: torch.Tensor | None = None
+        at = 0
+        with tqdm(total=len(self._nodes.own[ntype]), desc=what, **options) as bar:
+            for first, last in batches:
+                output = self._computed(number, ntype, np.arange(first, last), tables)
+                if at == 0 and output is not None:
+                    dtype_name(output.dtype)
+                    rows = output.new_empty((len(self._nodes.own[ntype]), *output.shape[1:]))
+                if kind_of(output, 1) != kind_of(rows, 1):
+                    raise InvalidArgumentError(f"a layer gives rows of {kind_of(output, 1)} and of {kind_of(rows, 1)}")
+                if rows is not None and output is not None:
+                    rows[at : at + last - first] = output
+                at += last - first
+                bar.update(last - first)
+        return {ntype: rows} if batches else {}
 
-    def _block(self, number: int, ntype: str, ids: I64) -> tuple[Block, dict[str, I64]]:
-        """Return the block of nodes of a type and the ids of its sources."""
-        return self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
-
-    def _computed(
-        self, step: _Step, readers: dict[str, HaloReader], ntype: str, block: Block, src_ids: dict[str, I64]
-    ) -> torch.Tensor | None:
-        """Return the new rows of a block's nodes of a type, on the CPU; None if the layer returns no rows of it."""
-        num_nodes = block.num_dst_nodes(ntype)
-        h_src = {t: self._input(reader.read(src_ids[t])) for t, reader in readers.items()}
+    def _computed(self, number: int, ntype: str, nodes: I64, tables: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        """Return the new rows of nodes of a type, on the CPU; None if the layer returns no rows of it."""
+        block, sources = self._nodes.block({ntype: nodes}, number)
+        at = self._nodes.places(block, sources)
+        h_src = {t: self._gathered(table, at[t]) for t, table in tables.items()}
         h_dst = {t: _own_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
-        block = block.to(self._device)
+        block, step = block.to(self._device), self._steps[number]
         if self._typed:
             output: Any = step(block, (h_src, h_dst))
             if not isinstance(output, Mapping):
@@ -331,50 +270,38 @@ class Inference:
                 return None
         else:
             output = step(block, (h_src[ntype], h_dst[ntype]))
-        if not isinstance(output, torch.Tensor) or output.dim() < 1 or output.shape[0] != num_nodes:
-            got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            raise InvalidArgumentError(f"a layer must return a row for each of {num_nodes} destinations (got {got})")
+        if not isinstance(output, torch.Tensor) or output.dim() < 1 or len(output) != len(nodes):
+            raise InvalidArgumentError(
+                f"a layer must return a row for each of {len(nodes)} destinations (got {kind_of(output)})"
+            )
         return output.detach().cpu()
 
     def _input(self, rows: torch.Tensor) -> torch.Tensor:
-        dtype = rows.dtype
-        if dtype.is_floating_point and self._input_dtype is not None:
-            dtype = self._input_dtype
-        if isinstance(rows, TableRows) and (dtype, self._device.type) == (rows.dtype, "cpu"):
-            return rows
-        return rows.to(self._device, dtype)
+        """Return rows in the dtype that layers take them in."""
+        return rows.to(self._input_dtype) if self._input_dtype and rows.dtype.is_floating_point else rows
+
+    def _gathered(self, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        """Return rows of a table; sums over neighbours read float32 rows in place."""
+        if (table.dtype, self._device.type) == (torch.float32, "cpu"):
+            return TableRows(table, at)
+        return table.index_select(0, at).to(self._device)
 
     @collective("trainers")
-    def _create(
-        self, number: int, first: dict[str, torch.Tensor | None], dtype: torch.dtype | None
-    ) -> dict[str, DistTensor]:
-        """Create tensors for a layer's output, of the shape on the trainers with nodes, which must be the same."""
-        kinds = {
-            ntype: None if rows is None else [list(rows.shape[1:]), dtype_name(rows.dtype)]
-            for ntype, rows in first.items()
-        }
-        with self._world.meeting("agreeing on the rows of a layer"):
-            said = [json.loads(text) for text in allgather_bytes(self._world.trainers, json.dumps(kinds).encode())]
+    def _stored(self, rows: dict[str, torch.Tensor]) -> DistTensor | dict[str, DistTensor]:
+        """Return rows as tensors over the hosts."""
         g, outputs = self._g, {}
-        for ntype in g.ntypes:
-            seen = [(trainer, one[ntype]) for trainer, one in enumerate(said) if ntype in one]
-            for trainer, kind in seen:
-                if kind != seen[0][1]:
-                    raise everywhere(
-                        TensorMismatchError(
-                            f"layer {number + 1} of inference gives rows of {ntype!r} of {seen[0][1]} on trainer "
-                            f"{seen[0][0]}, and of {kind} on trainer {trainer}"
-                        )
-                    )
-            if seen and seen[0][1] is not None:
-                shape, name = seen[0][1]
-                stored = getattr(torch, name) if dtype is None else dtype
-                policy = g.get_node_partition_policy(ntype)
-                full = (g.num_nodes(ntype), *shape)
-                outputs[ntype] = DistTensor.filled(full, stored, None, f"layer {number + 1} of inference", policy)
-        if not outputs:
-            raise everywhere(InvalidArgumentError(f"layer {number + 1} of inference gives no rows"))
-        return outputs
+        for ntype, own in rows.items():
+            full, policy = (g.num_nodes(ntype), *own.shape[1:]), g.get_node_partition_policy(ntype)
+            out = outputs[ntype] = DistTensor.filled(
+                full, self._dtype or own.dtype, None, "result of inference", policy
+            )
+            with self._world.together("storing the result of inference"):
+                at = 0
+                for first, last in self._nodes.ranges[ntype].of(self._world.trainers.rank):
+                    out[first:last] = own[at : at + last - first]
+                    at += last - first
+        g.barrier()
+        return outputs if self._typed else outputs[g.ntypes[0]]
 
 
 def _own_rows(h: torch.Tensor, n: int) -> torch.Tensor:
@@ -382,44 +309,25 @@ def _own_rows(h: torch.Tensor, n: int) -> torch.Tensor:
     return h.first(n) if isinstance(h, TableRows) else h[:n].clone()
 
 
-def _write(out: DistTensor, batch: _Batch, values: Array) -> None:
-    """Write the rows of a batch to the local hosts that hold them; no other trainer writes them: no lock."""
-    offsets = out.rows.offsets
-    first = batch.first
-    while first < batch.last:
-        host = int(np.searchsorted(offsets, first, "right")) - 1
-        last = min(batch.last, int(offsets[host + 1]))
-        with out.rows.writing(host) as rows:
-            rows[first - offsets[host] : last - offsets[host]] = values[first - batch.first : last - batch.first]
-        first = last
-
-
-def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_Batch]:
-    """Return the batches of nodes of one type that this trainer computes, ascending on each host.
+def _batches(world: World, parts: I64, hosts: I64, batch_size: int) -> Ranges:
+    """Divide the nodes of a type into batches; each is of the trainer that updates its first node.
 
     The last bits of a row of a matrix product may depend on the number of rows and on its place among them. So blocks
-    must be the same on any number of trainers: each part of the graph is divided from its first node on. The trainer
-    that owns a block's first node computes it. A block ends where another machine begins, so that all its nodes are
-    local. The blocks of a part are about equally large, as products of a few rows round differently. ``parts`` and
-    ``hosts`` have the first node of each part and host, and last the number of nodes.
+    must be the same on any number of trainers: each part of the graph is divided from its first node on, evenly, as
+    products of a few rows round differently. A batch ends where another machine begins, so that all its nodes are
+    local. ``parts`` and ``hosts`` have the first node of each part and host, and last the number of nodes.
     """
-    elsewhere = np.flatnonzero(np.diff(world.nodes_of_hosts)) + 1
-    ends = np.union1d(parts, hosts[elsewhere])
-    batches = []
-    for owned in RowOwners(world, hosts).ranges():
-        at = owned.first
-        while at < owned.last:
-            part = int(np.searchsorted(parts, at, "right")) - 1
-            piece = int(np.searchsorted(ends, at, "right")) - 1
-            begin, end = parts[part : part + 2].tolist()
-            pieces = -(-(end - begin) // batch_size)
-            number = ((at - begin + 1) * pieces - 1) // (end - begin)
-            first = begin + (end - begin) * number // pieces
-            last = min(begin + (end - begin) * (number + 1) // pieces, int(ends[piece + 1]))
-            if at in (first, ends[piece]):  # else another trainer owns its first node
-                batches.append(_Batch(at, last))
-            at = last
-    return batches
+    sizes = np.diff(parts)
+    batches = -(-sizes // batch_size)
+    part = np.repeat(np.arange(len(sizes)), batches)
+    number = np.arange(len(part)) - np.repeat(np.cumsum(batches) - batches, batches)
+    elsewhere = hosts[np.flatnonzero(np.diff(world.nodes_of_hosts)) + 1]
+    bounds = np.unique(np.concatenate([parts[part] + sizes[part] * number // batches[part], elsewhere, parts[-1:]]))
+    if len(bounds) == 1:  # no node: an empty batch shows the shape of rows
+        bounds = np.append(bounds, bounds)
+    owners = RowOwners(world, hosts)
+    which = np.searchsorted(owners.bounds, bounds[:-1], "right") - 1
+    return Ranges(bounds, owners.trainers.take(which, mode="clip"))
 
 
 def steps_of(model: object) -> list[_Step]:

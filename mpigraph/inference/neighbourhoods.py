@@ -1,392 +1,261 @@
-"""Whole neighbourhoods of a layer as blocks, and the rows of their sources that the nodes of this machine read.
+"""The nodes that each trainer computes, blocks of their in-edges, and the rows that these read.
 
-The host of a node and of its in-edges is local to the trainer that owns the node. So blocks are drawn from local
-memory and need no round of all ranks, and trainers may have different numbers of them.
-
-All sources of the in-edges of a node's destinations lie in the topology of its hosts. So before a layer each remote
-source is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``).
-Then minibatches find there what they read, however they are divided; they fetch what the cache is too small for.
-
-Where the memory allows, local rows are copied into the cache, too. All rows that a block reads are then rows of
-one table, which sums over neighbours read in place (:class:`.TableRows`). Rows of a node whose only host holds all
-of them are one table as they are.
+Nodes are divided into consecutive ranges, each of one trainer. All in-edges lie with their destinations, so a trainer
+knows what its nodes read. Its *table* of a node type has its own rows, by id, and then the *halo*: rows of other
+trainers that it reads, by their owner and id. Before a layer the halo comes, each row once.
 """
 
-import weakref
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
-from threading import Lock
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I32, I64, Array
-from mpigraph.collective import collective
-from mpigraph.distgraph.dtypes import to_storage
+from mpigraph.arrays import I64, Array
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import hop_blocks
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
-from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
-from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.aggregate import TableRows
+from mpigraph.errors import InvalidArgumentError, TensorMismatchError
 from mpigraph.graphs.block import Block
-from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import as_words, move_rows
-from mpigraph.mpi.messages import exchange_rows
-from mpigraph.rows.owners import RowOwners
-from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
-from mpigraph.rows.transport import nothing
+from mpigraph.metadata.schema import Relation
+from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.coroutine import finish
+from mpigraph.mpi.messages import alltoall, exchange_rows
+from mpigraph.mpi.world import Trainers
 from mpigraph.sampling.minibatch import RandomContext, sample_hops
 from mpigraph.sampling.strategies import HopKeys
 from mpigraph.session.control import Operation
 
-_EDGES_AT_A_TIME = 1 << 24
-_FETCHED_TOGETHER = 16 << 20  # bytes
-_FREE_FRACTION = 0.5  # of a node's free memory, for caches without a given size
 _DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the same seed
 
 
-class Neighbourhoods:
-    """Makes blocks of one layer. One-sided: :meth:`block`.
+class Ranges(NamedTuple):
+    """The nodes of a type, in consecutive ranges.
 
     Attributes:
+        bounds: int64[n + 1]; range i has the nodes ``bounds[i]`` up to, not with, ``bounds[i + 1]``.
+        owners: int64[n], the trainer of each.
+    """
+
+    bounds: I64
+    owners: I64
+
+    def owner(self, ids: I64) -> I64:
+        """Return the trainers of nodes."""
+        return self.owners[np.searchsorted(self.bounds, ids, "right") - 1]
+
+    def of(self, trainer: int) -> list[tuple[int, int]]:
+        """Return begin and end of a trainer's ranges."""
+        own = np.flatnonzero(self.owners == trainer)
+        return list(zip(self.bounds[own].tolist(), self.bounds[own + 1].tolist(), strict=True))
+
+
+@collective("comm")
+def move(
+    comm: Trainers, what: str, rows: torch.Tensor, going: I64, coming: I64, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Send ``going[r]`` consecutive rows to trainer r; return those that come, ``coming[r]`` from each."""
+    if comm.size == 1:
+        return rows
+    out = rows.new_empty((int(coming.sum()), *rows.shape[1:])) if out is None else out
+    finish([alltoall(comm, bytes_of(rows), going, coming, bytes_of(out))], what, stage="exchange")
+    return out
+
+
+def bytes_of(rows: torch.Tensor) -> Array:
+    """Return the memory of contiguous rows, uint8[n, bytes of a row]."""
+    width = rows.shape[1:].numel()
+    return rows.detach().contiguous().reshape(len(rows) if rows.dim() else 1, width).view(torch.uint8).numpy()
+
+
+def kind_of(rows: object, first: int = 0) -> str:
+    """Return the shape, from a dimension on, and the dtype of a tensor; of other objects the name of the class."""
+    if not isinstance(rows, torch.Tensor):
+        return type(rows).__name__
+    return f"{list(rows.shape[first:])} {str(rows.dtype).removeprefix('torch.')}"
+
+
+def rows_of_kind(kind: str) -> torch.Tensor:
+    """Return a tensor of no row of a kind, which begins with the second dimension."""
+    shape, _, dtype = kind.rpartition(" ")
+    return torch.empty((0, *json.loads(shape)), dtype=getattr(torch, dtype))
+
+
+def alike(what: str, words: Sequence[Any]) -> Any:
+    """Return the word of all trainers that have one, None if no one has.
+
+    Raises TensorMismatchError, on every trainer, where they differ; all trainers have the same ``words``.
+    """
+    said = [word for word in words if word is not None]
+    if any(word != said[0] for word in said):
+        raise everywhere(TensorMismatchError(f"{what} differ: {'; '.join(map(str, words))}"))
+    return said[0] if said else None
+
+
+class Halo:
+    """The table of one node type, and the exchange that fills it.
+
+    Attributes:
+        own: int64[n], ids of this trainer's rows.
+        ids: int64[m], those of the halo; ``coming`` int64[trainers] of them from each trainer.
+        send: int64[k], the own rows that others read; ``going`` int64[trainers] of them to each.
+    """
+
+    @collective("comm")
+    def __init__(self, comm: Trainers, ranges: Ranges, own: I64, read: I64) -> None:
+        """Tell the owners what this trainer reads: ``read``, any ids; ``own`` are ascending."""
+        halo = np.setdiff1d(read, own)
+        owners = ranges.owner(halo)
+        halo = halo[np.argsort(owners, kind="stable")]
+        self._comm, self.coming = comm, np.bincount(owners, minlength=comm.size)
+        asked, self.going = exchange_rows(comm, halo[:, None], self.coming)
+        self.own, self.ids = torch.from_numpy(own), torch.from_numpy(halo)
+        self.send = torch.from_numpy(np.searchsorted(own, asked[:, 0]))
+        table = np.concatenate([own, halo])
+        self._order = np.argsort(table)
+        self._sorted = table[self._order]
+
+    def places(self, ids: I64) -> torch.Tensor:
+        """Return the rows of the table that nodes have."""
+        return torch.from_numpy(self._order[np.searchsorted(self._sorted, ids)])
+
+    @collective("self.comm")
+    def table(self, rows: torch.Tensor, what: str) -> torch.Tensor:
+        """Return the table of own rows, [n, ...]: themselves where there is no halo."""
+        if len(self.ids):
+            table = torch.cat([rows, rows.new_empty((len(self.ids), *rows.shape[1:]))])
+        else:
+            table = rows
+        move(self._comm, what, rows.index_select(0, self.send), self.going, self.coming, table[len(rows) :])
+        return table
+
+    @collective("self.comm")
+    def sum(self, table: torch.Tensor, what: str) -> torch.Tensor:
+        """Return the own rows, [n, ...], of tables whose rows are added up over the trainers."""
+        own = table[: len(self.own)].clone()
+        if self._comm.size > 1:
+            own.index_add_(0, self.send, move(self._comm, what, table[len(own) :], self.coming, self.going))
+        return own
+
+
+class Neighbourhoods:
+    """Blocks of this trainer's nodes, and where their sources lie in its tables.
+
+    Attributes:
+        ranges: by node type, the trainers of all nodes.
+        own: by node type, int64[n], the nodes of this trainer.
         fanouts: most neighbours of a node by relation id; relations with fanout 0 are left out.
         masks: number of the mask by relation id.
+        halos: by node type, after :meth:`plan`.
     """
 
     @collective("trainers")
-    def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
+    def __init__(
+        self,
+        g: DistGraph,
+        ranges: Mapping[str, Ranges],
+        fanout: Fanout = -1,
+        edge_mask: FeatureName | None = None,
+    ) -> None:
         """Check the arguments, which are those of :func:`.layerwise`; errors are raised on every trainer."""
-        self._g = g
-        with g.session.world.together("inference: fanout and edge_mask"):
+        self._g, self.ranges = g, ranges
+        with g.session.world.together("fanout and edge_mask"):
             self.masks = {} if edge_mask is None else g.edge_weights(edge_mask)
-            self._plan = g.plan(SamplingArguments([fanout], prob=edge_mask), {})
+            self._sampling = g.plan(SamplingArguments([fanout], prob=edge_mask), {})
             for number in self.masks.values():
                 rows = g.session.store.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
-        self.fanouts = {r: strategy.fanout for r, strategy in self._plan.layers[0].items()}
-        read = g.loaded.topology.out_degrees
-        self._degrees = {
-            r: _OutDegrees(g, number, partial(read, relation=number)) for number, r in enumerate(g.schema.relations)
-        }
+        self.fanouts = {r: strategy.fanout for r, strategy in self._sampling.layers[0].items()}
+        me = g.session.world.trainers.rank
+        self.own = {t: np.concatenate([np.arange(0), *(np.arange(*of) for of in r.of(me))]) for t, r in ranges.items()}
+        self.halos: dict[str, Halo] = {}
+        self._degrees: dict[Relation, torch.Tensor] = {}
+
+    def sources(self) -> dict[str, I64]:
+        """Return the nodes that own nodes read, by type; all own nodes lie on this machine."""
+        read = {t: np.zeros(self._g.num_nodes(t), bool) for t in self._g.ntypes}
+        for relation in self.fanouts:
+            for indices, _ in self._edges(relation):
+                read[self._g.schema.relations[relation][0]][indices] = True
+        return {t: np.flatnonzero(marks) for t, marks in read.items()}
+
+    def _edges(self, relation: int) -> Iterator[tuple[Array, Array | None]]:
+        """Yield the sources of own nodes' in-edges, and what the mask has of these edges, range by range."""
+        world, topology = self._g.session.world, self._g.loaded.topology
+        dst = self._g.schema.ends(relation)[1]
+        offsets = topology.hosts.node_offsets[dst]
+        ranges = self.ranges[self._g.ntypes[dst]].of(world.trainers.rank)
+        for host in np.flatnonzero(world.is_local).tolist():
+            edges, (first, last) = topology.adjacency(relation, host), offsets[host : host + 2].tolist()
+            mask = self._g.session.store.tensors[self.masks[relation]].segment(host) if relation in self.masks else None
+            for begin, end in ranges:
+                if begin < last and first < end:
+                    into = edges.into(max(begin, first) - first, min(end, last) - first)
+                    yield edges.indices[into], None if mask is None else mask[into]
 
     @collective("trainers")
-    def prepare(self) -> None:
-        """Have the hosts prepare the mask, and count the out-edges that it leaves."""
+    def plan(self, comm: Trainers, read: Mapping[str, I64]) -> None:
+        """Plan the exchange of the rows that own nodes read, ids by type; count the out-edges that a mask leaves."""
         g = self._g
+        with g.session.world.meeting("planning the exchange of rows"):
+            for t, own in self.own.items():
+                self.halos[t] = Halo(comm, self.ranges[t], own, read[t])
         if self.masks:
             numbers = sorted(set(self.masks.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
-            for relation, number in sorted(self.masks.items()):
-                left = _masked_out_degrees(g, relation, number)
-                self._degrees[g.schema.relations[relation]] = _OutDegrees(g, relation, partial(_rows, left))
+        for relation in sorted(self.masks):
+            r, what = g.schema.relations[relation], "counting out-degrees under edge_mask"
+            halo = self.halos[r[0]]
+            counts = torch.zeros(len(halo.own) + len(halo.ids), dtype=torch.int64)
+            for indices, mask in self._edges(relation):
+                sources, times = np.unique(indices[mask != 0], return_counts=True)
+                counts[halo.places(sources)] += torch.from_numpy(times)
+            with g.session.world.meeting(what):
+                self._degrees[r] = halo.table(halo.sum(counts, what), what)
 
-    def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
-        """Return the block of some destinations, with ``edata[EID]``; and the ids of its sources, destinations first.
+    @collective("trainers", WHEN_REMOTE)
+    def block(self, seeds: Mapping[str, I64], layer: int = 0) -> tuple[Block, dict[str, I64]]:
+        """Return the block of some nodes, with ``edata[EID]``; and the ids of its sources by type.
 
-        ``seeds`` are int64[n] by node type id, nodes that this node's hosts hold. Each layer has its own draws.
+        Sources are the nodes themselves, int64[n] by type, and then, by their ids, the others. Layers have draws of
+        their own.
         """
         g = self._g
-        plan = replace(self._plan, seeds=seeds)
+        plan = replace(self._sampling, seeds={g.schema.ntype_id(t): ids for t, ids in seeds.items()})
         seed = g.session.store.seed
         keys = HopKeys.of(np.uint64(seed ^ _DRAWS), layer)
         with ExitStack() as kept, g.session.sampling() as service:
             g.keep_tensors(plan, kept)
             sampled = sample_hops(service, g.loaded, plan, RandomContext(seed, 0), keys=keys)
-        src_ids = {ntype: sampled.ids[t] for t, ntype in enumerate(g.schema.ntypes)}
+        (hop,) = sampled.hops
+        for t, ids in enumerate(sampled.ids):
+            first = hop.num_dst[t]
+            order = np.argsort(ids[first:])
+            sampled.ids[t] = np.append(ids[:first], ids[first:][order])
+            place = np.arange(len(ids), dtype=np.int32)
+            place[first + order] = np.arange(first, len(ids))
+            for r, csc in hop.edges.items():
+                if g.schema.ends(r)[0] == t:
+                    hop.edges[r] = replace(csc, indices=place[csc.indices])
         (block,) = hop_blocks(sampled)
-        block.graph_out_degrees = lambda r: torch.from_numpy(self._degrees[r].of(src_ids[r[0]]))
-        return block, src_ids
+        return block, dict(zip(g.ntypes, sampled.ids, strict=True))
 
+    def places(self, block: Block, sources: Mapping[str, I64]) -> dict[str, torch.Tensor]:
+        """Return where the sources of a block lie in the tables; the block learns their out-degrees in the graph."""
+        at = {t: halo.places(sources[t]) for t, halo in self.halos.items()}
+        block.graph_out_degrees = lambda r: self._out_degrees(r)[at[r[0]]]
+        return at
 
-def _rows(tensor: DistTensor, ids: I64) -> I64:
-    return tensor.rows.gather(ids)
-
-
-class _OutDegrees:
-    """Out-degrees of the sources of one relation; those of remote nodes are fetched once, as no layer changes them.
-
-    One-sided, from any thread.
-    """
-
-    def __init__(self, g: DistGraph, relation: int, read: Callable[[I64], I64]) -> None:
-        """Begin without any; ``read`` maps int64[n] ids of sources, local or remote, to int64[n] degrees."""
-        self._is_local = g.session.world.is_local
-        self._offsets = g.loaded.topology.hosts.node_offsets[g.schema.ends(relation)[0]]
-        self._read = read
-        self._remote = LocalIds(int(self._offsets[-1]))
-        self._degrees = np.empty(0, np.int64)  # the first ``_known`` entries are valid
-        self._known = 0
-        self._lock = Lock()
-
-    def of(self, ids: I64) -> I64:
-        """Return the degrees of ``ids`` (int64[n]), int64[n]."""
-        is_remote = ~self._is_local[np.searchsorted(self._offsets, ids, "right") - 1]
-        degrees = np.empty(len(ids), np.int64)
-        degrees[~is_remote] = self._read(ids[~is_remote])
-        with self._lock:
-            places = self._remote.insert(ids[is_remote])
-            count = self._remote.count
-            if count > self._known:
-                if count > len(self._degrees):
-                    self._degrees = np.append(self._degrees, np.empty(count, np.int64))
-                self._degrees[self._known : count] = self._read(self._remote.ids[self._known :])
-                self._known = count
-            degrees[is_remote] = self._degrees[places]
-        return degrees
-
-
-@collective("trainers")
-def _masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
-    """Count the out-edges of each node that a mask, the number of a tensor, leaves: int64[num_src], over the hosts.
-
-    Edges lie with their destinations: each trainer counts the in-edges of its nodes by source, and the owners of the
-    sources add the counts up.
-    """
-    world, topology = g.session.world, g.loaded.topology
-    src, dst = topology.config.schema.ends(relation)
-    hosts, ntype = topology.hosts.node_offsets, topology.config.schema.ntypes[src]
-    doing = "counting out-degrees under edge_mask"
-    with world.together(doing):
-        counts: I32 = np.zeros(g.num_nodes(ntype), np.int32)
-        for owned in RowOwners(world, hosts[dst]).ranges():
-            edges = topology.adjacency(relation, owned.host)
-            kept = g.session.store.tensors[mask].segment(owned.host)
-            own = edges.into(owned.rows.start, owned.rows.stop)
-            for first in range(own.start, own.stop, _EDGES_AT_A_TIME):
-                piece = slice(first, min(first + _EDGES_AT_A_TIME, own.stop))
-                np.add.at(counts, edges.indices[piece][kept[piece] != 0], 1)
-        owners = RowOwners(world, hosts[src])
-        sources = np.flatnonzero(counts)
-        order, going = owners.route(sources)
-        counted = np.stack([sources, counts[sources]], 1)[order]
-    policy = g.get_node_partition_policy(ntype)
-    degrees = DistTensor.filled((len(counts),), torch.int64, None, "out-degrees under edge_mask", policy)
-    with world.meeting(doing):
-        came = exchange_rows(world.trainers, counted, going)[0]
-    for owned in owners.ranges():
-        here = came[(came[:, 0] >= owned.first) & (came[:, 0] < owned.last)]
-        with degrees.rows.writing(owned.host) as rows:
-            np.add.at(rows[owned.rows], here[:, 0] - owned.first, here[:, 1])
-    g.barrier()
-    return degrees
-
-
-@collective("trainers")
-def remote_sources(g: DistGraph) -> dict[int, I64]:
-    """Return the remote sources that this trainer fetches for its node, by node type id: int64[n], ascending.
-
-    One trainer of the node fetches each remote source of its in-edges.
-    """
-    world, topology = g.session.world, g.loaded.topology
-    schema, hosts = topology.config.schema, topology.hosts
-    mates = np.flatnonzero(world.nodes_of_trainers == world.node_index)
-    shares = {}
-    for ntype in range(len(schema.ntypes)):
-        share = np.empty(0, np.int64)
-        if not world.all_local:
-            offsets = hosts.node_offsets[ntype]
-            read = np.zeros(int(offsets[-1]), bool)
-            for relation in range(len(schema.relations)):
-                src, dst = schema.ends(relation)
-                if src != ntype:
-                    continue
-                for owned in RowOwners(world, hosts.node_offsets[dst]).ranges():
-                    edges = topology.adjacency(relation, owned.host)
-                    own = edges.into(owned.rows.start, owned.rows.stop)
-                    for first in range(own.start, own.stop, _EDGES_AT_A_TIME):
-                        read[edges.indices[first : min(first + _EDGES_AT_A_TIME, own.stop)]] = True
-            for host in np.flatnonzero(world.is_local).tolist():
-                read[offsets[host] : offsets[host + 1]] = False
-            share = np.flatnonzero(read)
-            order = np.argsort(share % len(mates), kind="stable")
-            counts = np.zeros(len(world.trainer_ranks), np.int64)
-            counts[mates] = np.bincount(share % len(mates), minlength=len(mates))
-            with world.meeting("sharing out remote rows"):
-                share = np.unique(exchange_rows(world.trainers, share[order, None], counts)[0])
-        shares[ntype] = share
-    return shares
-
-
-class HaloReader:
-    """Reads rows of one tensor: from the node's cache, else local rows in place and others from where they are.
-
-    One-sided: :meth:`fill`, :meth:`read`. ``fetched_rows`` counts the rows fetched from other nodes.
-    """
-
-    def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, local_too: bool) -> None:
-        """Begin with an empty cache, or without one where nothing is remote, or nothing fits.
-
-        ``share`` are the remote rows that this trainer fetches into it, int64[n]; with ``local_too`` it has slots for
-        the local rows, too.
-        """
-        self.tensor = tensor
-        self._rows = tensor.rows
-        self.fetched_rows = 0
-        self._pool = g.session.pool
-        self._cache = cache
-        self._share = share
-        self._local_too = local_too
-        self._local = 0  # rows of local hosts that this trainer copied
-        self._table: torch.Tensor | None = None
-        self._lent: list[weakref.ref[TableRows]] = []
-        if cache is not None and local_too and _in_place(tensor):
-            self._table = torch.from_numpy(cache.table)
-        elif cache is None and _is_one_table(tensor):
-            self._table = torch.from_numpy(tensor.rows.memory(0))
-
-    @property
-    def holds_all(self) -> bool:
-        """True once this trainer's part of all rows that its node reads is in the cache."""
-        return self._local_too and self._cache is not None and self._cache.used == self._local + len(self._share)
-
-    def fill(self) -> None:
-        """Fetch this trainer's share; minibatches fetch for themselves what other trainers have not filled yet."""
-        cache = self._cache
-        if cache is None or not cache.refresh():
-            return
-        if self._local_too:
-            self._copy_local(cache)
-        self._fetch(cache, self._share[: cache.per_trainer - cache.used])
-
-    def _copy_local(self, cache: RowCache) -> None:
-        """Copy this trainer's part of the rows of each local host, in order."""
-        window = self._rows.window
-        world = window.world
-        for host in np.flatnonzero(world.is_local).tolist():
-            first, last = window.offsets[host : host + 2].tolist()
-            begin, end = (
-                (last - first) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
-            )
-            own = np.arange(begin, end)
-            cache.fill(own + first, own, as_words(window.memory(host)))
-            self._local += len(own)
-
-    def _fetch(self, cache: RowCache, rows: I64) -> None:
-        """Fetch rows into the cache, piece by piece."""
-        window = self._rows.window
-        step = max(1, _FETCHED_TOGETHER // max(window.row_bytes, 1))
-        for begin in range(0, len(rows), step):
-            piece = rows[begin : begin + step]
-            cache.fill(piece, *window.fetch(piece, self._pool, nothing))
-        self.fetched_rows += len(rows)
-
-    def read(self, ids: I64) -> torch.Tensor:
-        """Return the rows ``ids`` (int64[n]) in the tensor's dtype; rows of one table are not gathered yet."""
-        rows = self._rows
-        if self._cache is None:
-            return self.tensor.gather(ids) if self._table is None else self._lend(self._table, ids)
-        if self._table is not None:
-            slots, _ = self._cache.find(ids)
-            if (slots >= 0).all():  # no slot is evicted
-                return self._lend(self._table, slots)
-        out = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
-        stored = to_storage(out, str(self.tensor.dtype).removeprefix("torch."))
-        if out.numel():
-            with rows.staging_buffer(stored) as narrow:
-                self._read(ids, as_words(narrow), self._cache)
-        return out
-
-    def _lend(self, table: torch.Tensor, rows: Array) -> TableRows:
-        lent = TableRows(table, torch.from_numpy(rows))
-        self._lent = [one for one in self._lent if one() is not None] + [weakref.ref(lent)]
-        return lent
-
-    def _read(self, ids: I64, words: I64, cache: RowCache) -> None:
-        window = self._rows.window
-        is_local = window.world.is_local[window.host_of(ids)]
-        window.load(ids, np.flatnonzero(is_local), words)
-        remote = np.flatnonzero(~is_local)
-        if len(remote) == 0:
-            return
-        rows = ids[remote]
-        slots, seen = cache.find(rows)
-        cache.load(slots, seen, remote, words)
-        missing = np.flatnonzero(slots < 0)
-        if len(missing):
-            places, fetched = window.fetch(rows[missing], self._pool, nothing)
-            move_rows(fetched, places, 0, words.view(fetched.dtype), remote[missing])
-            self.fetched_rows += len(missing)
-
-    def close(self, g: DistGraph) -> None:
-        """Close the cache, which the trainers' next collective call frees; rows still in use are copied."""
-        for kept in (one() for one in self._lent):
-            if kept is not None:
-                kept.gathered()
-        self._lent, self._table = [], None
-        cache, self._cache = self._cache, None
-        if cache is not None:
-            g.session.control.drop(cache.number)
-
-
-@collective("trainers")
-def open_readers(
-    g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
-) -> dict[str, HaloReader]:
-    """Open readers of tensors by node type, with caches for all rows that this node reads, or for the remote ones.
-
-    ``shares`` are the rows that this trainer fetches, by node type id; ``size`` is the most bytes of all caches on a
-    node, by default as many as needed, up to a part of the free memory. Raises SharedMemoryError, on every rank, if a
-    node's shared memory cannot hold them.
-    """
-    world = g.session.world
-    caches: list[RowCache] = []
-    share_of = {t: shares[g.schema.ntype_id(t)] for t in tensors}
-    different = {x.rows.number: t for t, x in tensors.items()}
-    remote = {t: world.allreduce_minmax(len(share_of[t]), True) for t in different.values()}
-    all_rows = {t: n + _in_place(tensors[t]) * _local_of_a_trainer(tensors[t]) for t, n in remote.items()}
-    trainers = int(np.bincount(world.nodes_of_trainers).max())
-    if size is None:
-        size = world.allreduce_minmax(int(free_for_caches(world) * _FREE_FRACTION), False)
-
-    def memory(most: dict[str, int]) -> list[tuple[list[int], int]]:
-        needed = {
-            t: cache_memory(len(tensors[t]), n * trainers, tensors[t].rows.window.row_bytes) for t, n in most.items()
-        }
-        return [([tensors[t].rows.number], nbytes) for t, nbytes in needed.items() if most[t]]
-
-    def size_of(groups: list[tuple[list[int], int]]) -> int:
-        return sum(nbytes for _, nbytes in groups)
-
-    groups = memory(all_rows)
-    all_fit = size_of(groups) <= size
-    if not all_fit:
-        groups = memory(remote)
-        needed = size_of(groups)
-        if needed > size:
-            groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
-    if groups:
-        caches = g.session.control.call(
-            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=0, local_too=all_fit
-        )
-    cache_of = {numbers[0]: cache for (numbers, _), cache in zip(groups, caches, strict=True)}
-    return {
-        t: HaloReader(g, x, cache_of.get(x.rows.number), share_of[t], all_fit and _in_place(x))
-        for t, x in tensors.items()
-    }
-
-
-def _in_place(tensor: DistTensor) -> bool:
-    """Return whether sums over neighbours can read rows of this tensor in place, once they lie in one table."""
-    return tensor.dtype == torch.float32 and tensor.rows.stored == "float32"
-
-
-def _is_one_table(tensor: DistTensor) -> bool:
-    """Return whether one host holds all rows of a tensor, in a form that is read in place."""
-    window = tensor.rows.window
-    return _in_place(tensor) and len(window.offsets) == 2
-
-
-def _local_of_a_trainer(tensor: DistTensor) -> int:
-    """Return the most rows that a trainer copies of its node's hosts; 0 where all rows are one table."""
-    window = tensor.rows.window
-    if _is_one_table(tensor):
-        return 0
-    world = window.world
-    trainers = np.bincount(world.nodes_of_trainers, minlength=world.num_nodes)[world.nodes_of_hosts]
-    of_hosts = -(-np.diff(window.offsets) // np.maximum(trainers, 1))
-    return int(np.bincount(world.nodes_of_hosts, of_hosts).max())
+    def _out_degrees(self, r: Relation) -> torch.Tensor:
+        """Return those of the rows of the table; those of remote nodes are fetched once. One-sided."""
+        if r not in self._degrees:
+            ids = torch.cat([self.halos[r[0]].own, self.halos[r[0]].ids]).numpy()
+            read = self._g.loaded.topology.out_degrees
+            self._degrees[r] = torch.from_numpy(read(ids, self._g.schema.relation_id(r)))
+        return self._degrees[r]

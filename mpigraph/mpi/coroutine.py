@@ -137,6 +137,7 @@ def finish(
     meanwhile: Callable[[], None] | None = None,
     asked: Sequence[int] = (),
     nbytes: int = 0,
+    stage: str = "meet",
 ) -> list[T]:
     """Take the steps of all coroutines in turn, and return their results. Blocking; collective if the steps are.
 
@@ -150,8 +151,9 @@ def finish(
         meanwhile: the caller's own work, done once all have begun. Its error is raised once all are done.
         asked: the rank that each coroutine asks, for the counters.
         nbytes: what travels while all ranks that take part do nothing else.
+        stage: the name of the wait's span.
     """
-    waiting = WAITS.watch(what) if what else nullcontext()
+    waiting = WAITS.watch(what, stage=stage) if what else nullcontext()
     with UNINTERRUPTED, waiting, no_way_back() as aside:
         tasks = [Task(steps) for steps in coroutines]
         if meanwhile is not None:

@@ -70,24 +70,24 @@ class Waits:
         return list(self._waits.values())
 
     @contextmanager
-    def _waiting(self, what: str, patience: float, own: bool) -> Iterator[Callable[[], None]]:
+    def _waiting(self, what: str, patience: float, stage: str = "meet") -> Iterator[Callable[[], None]]:
         token = next(self._tokens)
-        began = Wait(what, self.now, patience, own, threading.get_ident())
+        began = Wait(what, self.now, patience, stage == "own", threading.get_ident())
 
         def met() -> None:
             self._waits[token] = began._replace(since=self.now, patience=1.0)
 
         try:  # Ctrl-C may come anywhere
             self._waits[token] = began
-            with span("own" if own else "meet", detail=what):
+            with span(stage, detail=what):
                 yield met
         finally:
             self._waits.pop(token, None)
             self.before = what, self.now
 
-    def watch(self, what: str, patience: float = 1.0) -> AbstractContextManager[object]:
+    def watch(self, what: str, patience: float = 1.0, stage: str = "meet") -> AbstractContextManager[object]:
         """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step."""
-        return self._waiting(what, patience, False)
+        return self._waiting(what, patience, stage)
 
     def meeting(self, what: str) -> AbstractContextManager[Callable[[], None]]:
         """Watch this thread's wait for other trainers, who come to ``what`` when the user's code lets them.
@@ -99,11 +99,11 @@ class Waits:
         if doing := self._apart.get(threading.get_ident()):
             raise CollectiveError(f"{what}: {doing} cannot do it, as trainers are not in step there")
         self._do_owed()
-        return self._waiting(what, math.inf, False)
+        return self._waiting(what, math.inf)
 
     def own(self, what: str) -> AbstractContextManager[object]:
         """Watch this thread's wait for another thread of this rank, which is inside :meth:`working`."""
-        return self._waiting(what, math.inf, True)
+        return self._waiting(what, math.inf, "own")
 
     @contextmanager
     def working(self) -> Iterator[None]:

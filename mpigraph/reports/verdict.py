@@ -40,6 +40,7 @@ STAGES = {
     "fetch": "fetching rows",
     "place": "making minibatches",
     "wait": "waiting for the next minibatch",
+    "exchange": "exchanging rows for a layer",
     "meet": "waiting for other trainers",
     "own": "waiting for another thread of this rank",
 }

@@ -54,9 +54,7 @@ def remote_rows(window: RowWindow) -> int:
 
 
 @collective("world.node")
-def slots_for(
-    world: World, windows: Sequence[RowWindow], nbytes: int, promised: int, local_too: bool = False
-) -> list[int]:
+def slots_for(world: World, windows: Sequence[RowWindow], nbytes: int, promised: int) -> list[int]:
     """Return the number of slots that each trainer of this node gets for each window.
 
     A trainer has at most as many slots as there are remote rows, and then never reads one twice: with fewer it depends
@@ -67,7 +65,6 @@ def slots_for(
         windows: the windows; each gets a share of the bytes in proportion to its remote rows.
         nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
         promised: free bytes that other caches may take.
-        local_too: rows of this node are kept, too; else a trainer has at most as many slots as there are remote rows.
     """
     counts = [remote_rows(window) for window in windows]
     whole = [cache_memory(len(of), count, of.row_bytes) for of, count in zip(windows, counts, strict=True)]
@@ -75,14 +72,14 @@ def slots_for(
     world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
     if nbytes < 0:
         nbytes = max(int(free[0] * _OF_FREE), 0)
-    elif not local_too:
+    else:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
     per_trainer = []
     for window, count, need in zip(windows, counts, whole, strict=True):
         share = nbytes * need // max(sum(whole), 1) - cache_memory(len(window), 0, 0)
         slots = max(share, 0) // (window.row_bytes + _OF_SLOT) // world.num_local_trainers
-        per_trainer.append(min(slots, most if local_too else min(count, most)) if window.row_bytes else 0)
+        per_trainer.append(min(slots, count, most) if window.row_bytes else 0)
     return per_trainer
 
 
@@ -203,12 +200,6 @@ class RowCache:
         self.slots.fence()
 
     @property
-    def table(self) -> Array:
-        """The rows in all slots, [slots, *row_shape]; undefined in slots without a row. Not to be written to."""
-        words, window = self.slots.words, self.window
-        return words.view(window.dtype).reshape(len(words), *window.row_shape)
-
-    @property
     def used(self) -> int:
         """The number of slots that this trainer has given to rows."""
         return int(self._own.state[0])
@@ -286,11 +277,6 @@ class RowCache:
         move_rows(out.view(shared.words.dtype), positions[which], 0, shared.words, taken.astype(np.int64))
         shared.fence()
         publish(rows[which], taken, shared.tags)
-
-    def fill(self, rows: I64, positions: I64, out: Array) -> None:
-        """Keep ``rows`` (int64[n], distinct; words at ``positions`` in ``out``) for good, while slots are free."""
-        rows = rows[: self.per_trainer - self.used]
-        self.keep(rows, np.full(len(rows), -1, np.int32), positions, out)
 
     @collective("world.comm")
     def close(self) -> None:

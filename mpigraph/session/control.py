@@ -112,9 +112,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     ),
     Operation.CREATE_TENSOR: _create_tensor,
     Operation.CREATE_LOADER: lambda store, args: store.new_number(),
-    Operation.OPEN_CACHES: lambda store, args: store.open_caches(
-        args["groups"], args["ahead"], args.get("local_too", False)
-    ),
+    Operation.OPEN_CACHES: lambda store, args: store.open_caches(args["groups"], args["ahead"]),
     Operation.PREPARE_WEIGHTS: lambda store, args: store.prepare(EdgeWeights, ([number] for number in args["numbers"])),
     Operation.PREPARE_TIMES: lambda store, args: store.prepare(EdgeTimes, args["pairs"]),
     Operation.FREE: _free,

@@ -348,16 +348,13 @@ class Store:
                 self.tensors[number].advance(last_writes.get(number))
 
     @collective("world.comm")
-    def open_caches(
-        self, groups: Iterable[tuple[list[int], int]], ahead: int, local_too: bool = False
-    ) -> list[RowCache]:
+    def open_caches(self, groups: Iterable[tuple[list[int], int]], ahead: int) -> list[RowCache]:
         """Make a cache for the window of each of some tensors.
 
         Args:
             groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
                 if it is below 0.
             ahead: the most minibatches that are known before they read.
-            local_too: cache rows of this node, too.
 
         Returns:
             The caches in the order of the tensors.
@@ -371,7 +368,7 @@ class Store:
             for numbers, nbytes in groups:
                 tensors = [self.tensors[number] for number in numbers]
                 promised = sum(cache.nbytes for cache in self.caches.values())
-                slots = slots_for(self.world, [tensor.window for tensor in tensors], nbytes, promised, local_too)
+                slots = slots_for(self.world, [tensor.window for tensor in tensors], nbytes, promised)
                 for tensor, count in zip(tensors, slots, strict=True):
                     caches.append(RowCache(self.world, self.new_number(), tensor.window, count, ahead, tensor.name))
                     self.caches[caches[-1].number] = caches[-1]

@@ -1,6 +1,7 @@
 """Layer by layer over all nodes, against the whole graph in memory and float64; and what goes wrong."""
 
 import copy
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from torch import nn
 import mpigraph as mg
 import mpigraph.distributed as dist
 import mpigraph.function as fn
+from mpigraph import trace
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.inference import layerwise
-from mpigraph.inference.layerwise import Inference
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.rows.row_cache import cache_memory
 
 WIDTH = 6
 SIZES = [(WIDTH, 8), (8, 5), (5, 4)]
@@ -254,31 +254,42 @@ def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJo
     """Products of matrices round differently in other blocks: blocks are the same ones on every layout."""
     path = job.write(write_oracle, 12, "random")
 
-    def body(g: dist.DistGraph, cache: int | str | None) -> torch.Tensor:
+    def body(g: dist.DistGraph) -> torch.Tensor:
         torch.manual_seed(6)
         x = rows_of(g, g.ntypes[0])
         layers = [PLAIN["SAGE"](WIDTH, 8), PLAIN["GAT"](8, 5), PLAIN["GCN both"](5, 3)]
-        return layerwise(g, layers, x, batch_size=5, cache=cache)[:].clone()
+        return layerwise(g, layers, x, batch_size=5)[:].clone()
 
-    alone = job.alone(lambda: body(dist.DistGraph("oracle", part_config=path), "auto"))
-    g = job.open(path)
-    same = [torch.equal(body(g, cache), alone) for cache in ("auto", job.layout.ranks * 300, None)]
-    on_all(job.trainers, same == [True] * 3, str(same))
+    alone = job.alone(lambda: body(dist.DistGraph("oracle", part_config=path)))
+    on_all(job.trainers, torch.equal(body(job.open(path)), alone))
 
 
 @everywhere
-def test_a_remote_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> None:
+def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    inference = Inference(g, [exact] * 3, 5, "cpu", -1, None, None, "auto", False)
-    inference.run(g.ndata["feat"])
-    counted = np.array([[c.halo_rows, c.fetched_rows] for c in inference.counts])
-    total = np.array(job.trainers.allgather(counted)).sum(0)
+    x, counted, own = g.ndata["feat"], dict[int, int](), set[int]()
+
+    def noting(layer: int) -> Callable[[Any, Any], torch.Tensor]:
+        def step(block: Any, h: Any) -> torch.Tensor:
+            counted.setdefault(layer, sent_bytes())
+            own.update(block.dstdata[NID].tolist())
+            return exact(block, h)
+
+        return step
+
+    layerwise(g, [noting(layer) for layer in range(3)], x, batch_size=5)
+    owners = np.empty(g.num_nodes(), np.int64)
+    for trainer, nodes in enumerate(job.trainers.allgather(own)):
+        owners[[*nodes]] = trainer
+    sent = sum(job.trainers.allgather(counted[2] - counted[1] if own else 0))
     src, dst = (ends.numpy() for ends in g.find_edges(torch.arange(g.num_edges())))
-    world, hosts = g.session.world, g.loaded.topology.hosts
-    home, reader = (world.nodes_of_hosts[hosts.node_owner(ids, 0)] for ids in (src, dst))
-    unique = len(np.unique(np.stack([reader, src], 1)[home != reader], axis=0))
-    assert total[:, 0].tolist() == [unique] * 3
-    assert (total[:, 1] >= unique).all() and (total[:, 1] <= 1.05 * unique).all(), (total, unique)
+    unique = np.unique(np.stack([owners[dst], src], 1)[owners[src] != owners[dst]], axis=0)
+    assert sent == x.shape[1] * x.dtype.itemsize * len(unique), (sent, unique.shape)
+
+
+def sent_bytes() -> int:
+    counts = trace.process.snapshot().counts
+    return sum(n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "sent_bytes")
 
 
 @everywhere
@@ -298,33 +309,26 @@ def test_a_remote_degree_comes_once_for_all_layers(job: SharedJob, oracle, monke
     on_all(job.trainers, len(np.unique(remote)) == len(remote), str(remote))
 
 
-@everywhere
 def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
-    """All rows that a node reads lie in one table, and those of the layer before are then given up."""
+    """The rows that a trainer reads lie in one table."""
     g = job.open(oracle(3))
-    layers = [PLAIN["SAGE"](a, b).eval() for a, b in SIZES]
-    states: list[tuple[bool, int]] = []
+    states: list[bool] = []
 
     def watched(layer: nn.Module) -> Callable[[Any, Any], torch.Tensor]:
         def step(block: Any, h: Any) -> torch.Tensor:
             made = torch.as_tensor(layer(block, h))
-            states.append((isinstance(h[0], TableRows) and h[0].in_place, len(g.session.store.tensors)))
+            states.append(isinstance(h[0], TableRows) and h[0].in_place)
             return made
 
         return step
 
-    x = rows_of(g, g.ntypes[0])
-    found = layerwise(g, [watched(layer) for layer in layers], x, batch_size=5)
-    in_memory = layerwise(g, layers, x, batch_size=5, cache=None)
-    tensors = {number for _, number in states}
-    on_all(job.trainers, torch.equal(found[:], in_memory[:]) and all(in_place for in_place, _ in states), str(states))
-    one_table = len(g.loaded.topology.hosts.node_offsets[0]) == 2
-    on_all(job.trainers, max(tensors, default=0) - min(tensors, default=0) <= 1 + one_table, str(tensors))
+    layers = [watched(PLAIN["SAGE"](a, b).eval()) for a, b in SIZES]
+    layerwise(g, layers, rows_of(g, g.ntypes[0]), batch_size=5)
+    on_all(job.trainers, all(states), str(states))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("cache", [None, "auto"])
-def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, cache: str | None, dtype: torch.dtype) -> None:
+def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, dtype: torch.dtype) -> None:
     g = job.open(oracle(3))
     x = rows_of(g, g.ntypes[0], dtype)
     wanted = x[:].clone()
@@ -344,7 +348,7 @@ def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, cache: st
         return h[0][: block.num_dst_nodes()] + 0
 
     for layer in (writes_sources, writes_destinations, keeps):
-        found = layerwise(g, [layer, layer], x, batch_size=5, cache=cache)
+        found = layerwise(g, [layer, layer], x, batch_size=5)
         on_all(job.trainers, torch.equal(found[:], wanted) and torch.equal(x[:], wanted), layer.__name__)
     found.close()
     x.close()
@@ -352,28 +356,28 @@ def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, cache: st
     on_all(job.trainers, all(torch.equal(rows + 0, wanted[ids]) for rows, ids in kept))
 
 
-@pytest.mark.parametrize("cache", [None, "auto"])
-def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache: str | None) -> None:
-    """Beside x. One of them and a copy of the local rows are the same memory; remote rows that are read are added."""
+def test_memory_is_a_table_new_rows_and_a_batch_whatever_the_number_of_layers(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    x, state, world = g.ndata["feat"], g.session.store, g.session.world
-    before, tensors, caches = set(state.tensors), [0], [0]
+    width, own, read, most = 1000, set[int](), set[int](), list[int]()
+    x = dist.DistTensor((g.num_nodes(), width), torch.float64, part_policy=g.get_node_partition_policy())
 
-    def counting(block: Any, h: Any) -> torch.Tensor:
-        tensors.append(sum(len(t.window) * t.window.row_bytes for n, t in state.tensors.items() if n not in before))
-        caches.append(sum(cache.nbytes for cache in state.caches.values()))
-        return exact(block, h)
+    def live() -> int:
+        """Bytes of all tensors of two dimensions."""
+        gc.collect()
+        tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dim() == 2]
+        return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
 
-    inference = Inference(g, [counting] * 4, 5, "cpu", -1, None, None, cache, False)
-    inference.run(x)
-    rows = np.zeros(world.num_nodes, np.int64)
-    np.add.at(rows, world.nodes_of_hosts, np.diff(x.rows.window.offsets))
-    np.add.at(rows, world.nodes_of_trainers, job.trainers.allgather(inference.counts[0].halo_rows))
-    row_bytes, one_host = 4 * x.shape[1], len(world.hosts) == 1
-    copied = 0 if cache is None or one_host else cache_memory(len(x), rows[world.node_index], row_bytes)
-    whole = len(x) * row_bytes * (1 if copied else 2)
-    ok = max(tensors) == whole and copied <= max(caches) <= 1.2 * copied + 1000
-    on_all(job.trainers, ok, f"{max(tensors)} of {whole}, {max(caches)} of {copied}")
+    def noting(block: Any, h: Any) -> torch.Tensor:
+        own.update(block.dstdata[NID].tolist())
+        read.update(block.srcdata[NID].tolist())
+        most.append(live() - before)
+        return torch.as_tensor(h[1])
+
+    before = live()
+    layerwise(g, [noting] * 4, x, batch_size=1)
+    batch = int(g.in_degrees(torch.arange(g.num_nodes())).max()) + 3
+    ok = max(most, default=0) <= 8 * width * (len(own) + len(read | own) + batch)
+    on_all(job.trainers, ok, f"{[n / 8 / width for n in most]} {len(own)} {len(read | own)} {batch}")
 
 
 def test_embeddings_are_in_the_original_order(job: SharedJob, oracle) -> None:

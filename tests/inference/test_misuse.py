@@ -155,7 +155,6 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
             ([sums], x, {"batch_size": 5 + last}, "batch_size"),
             ([sums], x, {"fanout": 3 + last}, "fanout"),
             ([sums], x, {"edge_mask": "even" if last else None}, "edge_mask"),
-            ([sums], x, {"cache": "auto" if last else None}, "cache"),
             ([sums], x, {"dtype": torch.float64 if last else None}, "dtype"),
         ]
     for kind, some in cases.items():

@@ -67,7 +67,7 @@ def test_no_stop_of_the_writer_shows_another_rows_data(job: SharedJob, oracle) -
 
     def fill(first: int) -> None:
         assert cache.refresh()
-        cache.fill(rows[:2] + first, rows[:2] + first, values)
+        cache.keep(rows[:2] + first, np.full(2, -1, np.int32), rows[:2] + first, values)
 
     def again() -> None:
         cache.forget()
