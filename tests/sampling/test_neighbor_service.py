@@ -24,7 +24,7 @@ REMOTE = [Layout(2, 0, 1), Layout(4, 1, 2)]
 def moved_bytes() -> int:
     """Bytes of requests that this process has sent so far, and of answers that it has received, whoever asked."""
     names = ("sent_bytes", "received_bytes")
-    return sum(value for one in sums().values() for key, value in one.counts.items() if key[0] in names) // 2
+    return sum(value for one in sums()[1].values() for key, value in one.counts.items() if key[0] in names) // 2
 
 
 def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
