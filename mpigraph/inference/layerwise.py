@@ -233,7 +233,7 @@ class Inference:
         return outputs
 
     def _of_type(self, number: int, ntype: str, tables: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-        """Compute the rows of this trainer's nodes of a type; nothing if it has no batch, None for a type without nodes."""
+        """Compute the rows of this trainer's nodes of a type; nothing if it has no batch, None without nodes."""
         batches = self._nodes.ranges[ntype].of(self._world.trainers.rank)
         seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
         what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")

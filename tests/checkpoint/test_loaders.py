@@ -19,7 +19,6 @@ from mpigraph.dataloading.seeds import EpochPlan, Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, SEED_TIME
-from mpigraph.session.context import OfTrainer
 
 Batch = tuple[list[int], Any]
 DEPTHS = {"inline": 0, "ahead": 3}
