@@ -64,8 +64,12 @@ FILES = 60  # so many more than at the start may be open at the end: of pools of
 CASES = 3  # of so many cases of a test .ci/run has one on each layout of several ranks, the suite of twice as many
 ASKS_FOR_RANKS = re.compile(r"""def \w+\([^)]*\b(comm|layout|job|shared_job)\b|["'](comm|layout|shared_job)["']""")
 PARSES = {"test_docstrings", "test_layers", "test_words"}  # each parses the whole library once
-# The first test that needs them leaves these: torch's TCP store and the zygote have pipes, jobs threads that sample.
-LASTING = {"pipe:[]", "thread tqdm_monitor", "thread mpigraph-worker_", f"temporary mpigraph-kernels-{os.getuid()}"}
+# The first test that needs them leaves these: torch's TCP store and the zygote have pipes, jobs threads that sample,
+# MPI libraries sockets and shared memory from when a rank first talks to another.
+LASTING = re.compile(
+    r"pipe:|socket:|anon_inode:|/dev/shm/(?!mpich)|thread (tqdm_monitor|mpigraph-worker_)|"
+    r"temporary (mpigraph-kernels-|torchinductor_)"
+)
 FAILED = pytest.StashKey[bool]()
 JOBS = {
     "checkpoint",
@@ -316,11 +320,9 @@ def held() -> Counter[str]:
             for child in map(int, Path(f"/proc/self/task/{task}/children").read_text().split()):
                 found[f"process {child}"] += child not in jobs.LASTING
     if Session.running is None:  # a job that tests share opens graphs
-        found["mapped shared memory"] = Path("/proc/self/maps").read_text().count(" /dev/shm/")
+        found["mapped shared memory"] = Path("/proc/self/maps").read_text().count(" /dev/shm/mpich")
     found.update(f"temporary {name}" for name in os.listdir(tempfile.gettempdir()))
-    for lasting in LASTING:
-        del found[lasting]
-    return found
+    return Counter({name: count for name, count in found.items() if not LASTING.match(name)})
 
 
 @pytest.fixture(autouse=True)
