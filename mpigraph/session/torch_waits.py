@@ -108,14 +108,15 @@ def _collective_called(code: CodeType, at: int) -> tuple[str, ...]:
     path: list[str] = []
     called: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
-        name = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
+        value = instruction.argval
+        name = str(value[-1] if isinstance(value, tuple) and value else value)  # two names from Python 3.13 on
         line = getattr(instruction, "line_number", instruction.starts_line) or line  # a bool from Python 3.13 on
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             path.append(name)
             if name.lower() in _MPI_COLLECTIVES:
                 line_called, called = line, tuple(path)
         elif instruction.opname.startswith("LOAD_"):
-            path = [str(name)]
+            path = [name]
         if instruction.offset == at:
             return called if line == line_called and instruction.opname.startswith("CALL") else ()
     return ()

@@ -140,7 +140,7 @@ def test_a_job_that_is_suspended_goes_on(tmp_path: Path, oracle) -> None:
     body = f"""
 from mpigraph.session.context import current
 pids = " ".join(map(str, current().world.pids))
-with _waiting(WAITS, "a step", 2, False):
+with _waiting(WAITS, "a step", 2):
     end = time.monotonic() + 3 * {DEADLINE}
     inside = {str(tmp_path / "inside")!r}
     if rank == 1:

@@ -1,5 +1,8 @@
 """Waits inside torch that cannot end are ended, with the lines of both sides; slow jobs are not."""
 
+import argparse
+import dis
+import inspect
 import sys
 import threading
 import time
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 from jobs import SOON, run_script
 
-from mpigraph.session.torch_waits import TorchWaits, _calls_wait
+from mpigraph.session.torch_waits import TorchWaits, _calls_wait, _collective_called
 
 TRAIN = """
 import sys, time
@@ -171,3 +174,16 @@ def test_a_line_of_the_script_that_waits_for_work_is_known(call: str, waits: boo
 def test_a_group_that_is_destroyed_just_now_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.distributed_c10d.is_initialized", lambda: True)  # as seen a moment ago
     assert TorchWaits(2)(sys._getframe()) == ""
+
+
+def test_any_code_can_be_looked_at() -> None:
+    """The watchdog looks at the code that its rank runs, whatever that is: here an empty tuple is loaded."""
+
+    def code(comm: Any, rows: Any = ()) -> Any:
+        return comm.Barrier() or (rows == () and comm.bcast(()))
+
+    found = {_collective_called(code.__code__, at) for at in range(0, len(code.__code__.co_code), 2)}
+    assert found == {(), ("comm", "Barrier"), ("comm", "bcast")}
+    functions = [value for module in (argparse, dis, inspect) for value in vars(module).values()]
+    looked_at = [_collective_called(f.__code__, -1) for f in functions if inspect.isfunction(f)]
+    assert set(looked_at) == {()} and len(looked_at) > 50
