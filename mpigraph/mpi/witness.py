@@ -1,9 +1,12 @@
-"""A small process on each node that says which rank died, when the launcher has ended all that could.
+"""A small process on each node that says which rank died, when the launcher has ended all that could; or ends them.
 
 A launcher kills the other ranks within milliseconds of the first that dies, and says neither its role nor, where
 several have died, which was the first. The witness has a session of its own, which launchers do not kill, looks at the
 ranks of its node, and ends with the first of them. On several nodes each has one: they do not talk to each other, and
 the earliest time names the cause.
+
+A launcher may not see that a rank died: MPICH's does not if it hears of that before the rank's socket is closed, on a
+busy machine. Then the witness ends the other ranks of its node after some seconds, and the launcher sees their end.
 
 A rank that leaves the job says so in the memory of its spans (:func:`mpigraph.trace.leave`). Who dies after that was
 ended by the launcher.
@@ -15,11 +18,14 @@ This file is also the program that the process runs: it imports nothing else of 
 import json
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from runpy import run_path
+
+_LAUNCHER_TIME = 10.0  # seconds that the launcher has to end the ranks of a node after the first
 
 
 class Witness:
@@ -57,6 +63,10 @@ def _look(addresses: list[list[int]], names: list[str]) -> None:
     dead = dead or [ranks[handle] for handle, _ in poll.poll()]
     if not any(trace.left for trace in traces):
         _print_obituary({names[rank]: traces[rank].last() for rank in dead})
+        time.sleep(_LAUNCHER_TIME)
+        for handle in ranks:
+            with suppress(OSError):  # it has ended
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
 def _print_obituary(last: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
 """The end of a job by one of its processes."""
 
 import json
+import re
 import select
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SOON, clean_environment, run_job, run_script
+from jobs import PRELUDE, SOON, clean_environment, mpiexec, run_job, run_script
 
 from mpigraph import trace
 from mpigraph.mpi import witness
@@ -99,7 +100,8 @@ def test_the_witness_names_who_dies(when: str) -> None:
             time.sleep(0.5)
             rank.kill()
             assert watches.stderr is not None
-            said = watches.stderr.read()
+            said = watches.stderr.readline()
+            watches.kill()  # before it ends the other rank, this process
     assert said.startswith("[mpigraph] trainer 1 on host")
 
 
@@ -112,6 +114,19 @@ for step in range(20):
     model(torch.ones(2, 100)).sum().backward()
 time.sleep(60)
 """
+
+
+@pytest.mark.slow
+def test_the_others_end_where_the_launcher_has_not_seen_who_died(tmp_path: Path, oracle) -> None:
+    """A shell hides the end of each rank from the launcher."""
+    script = tmp_path / "script.py"
+    body = "if rank == 1: os._exit(5)\ntime.sleep(1000)"
+    script.write_text(PRELUDE.format(servers=0, path=oracle(2)) + body)
+    shell = '"$@"; echo "a rank ended with $?"; sleep 40; exit 1'
+    done = run_job([*mpiexec(2), "sh", "-c", shell, "sh", sys.executable, script], clean_environment())
+    assert done.status != 0 and done.seconds < SOON
+    assert sorted(re.findall("a rank ended with (.*)", done.stdout)) == ["137", "5"], done.output
+    assert "trainer 1/2 (rank 1) on host" in done.stderr
 
 
 @pytest.mark.parametrize(
