@@ -21,7 +21,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from runpy import run_path
 
@@ -62,20 +62,23 @@ def _look(addresses: list[list[int]], names: list[str]) -> None:
         poll.register(handle, select.POLLIN)
     dead = dead or [ranks[handle] for handle, _ in poll.poll()]
     if not any(trace.left for trace in traces):
-        _print_obituary({names[rank]: traces[rank].last() for rank in dead})
+        _print_obituary(sorted(names[rank] for rank in dead))
+        spans = {names[rank]: traces[rank].last() for rank in dead}
+        _print("".join(f"[mpigraph] last spans of {name}: {spans[name]}\n" for name in sorted(spans) if spans[name]))
         time.sleep(_LAUNCHER_TIME)
         for handle in ranks:
             with suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
-def _print_obituary(last: Mapping[str, str]) -> None:
-    """Print who died, with the last spans of each."""
+def _print_obituary(names: Sequence[str]) -> None:
+    """Print who died, before anything else: some launchers drop what is printed after they have ended the ranks."""
     now = time.time()
     at = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
-    names = sorted(last)
-    text = f"[mpigraph] {', '.join(names)} on host {os.uname().nodename} died at {at}; the job is ended\n"
-    text += "".join(f"[mpigraph] last spans of {name}: {last[name]}\n" for name in names if last[name])
+    _print(f"[mpigraph] {', '.join(names)} on host {os.uname().nodename} died at {at}; the job is ended\n")
+
+
+def _print(text: str) -> None:
     with suppress(OSError):
         os.write(2, text.encode())
 

