@@ -2,30 +2,30 @@
 
 The API of a module is what its ``__all__`` lists. One that only collects names needs no list: there it is what is
 imported under its own name, ``from mpigraph.nn.layers import SAGEConv as SAGEConv``, as type checkers and editors see
-it, too.
+it, too. Where that stands below ``if TYPE_CHECKING``, a name is imported when it is first used.
 """
 
 import ast
 import sys
-from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 _NAMESPACES = ("", *"distributed dataloading nn inference checkpoint convert data function errors".split())
 
 
-def attach(module: str, load: Callable[[str], object] | None = None) -> None:
-    """Give a module the ``__all__`` and the ``__dir__`` of its API, and :func:`missing` for other names.
-
-    ``load`` returns a value of the API that the module did not import, on its first use.
-    """
+def attach(module: str) -> None:
+    """Give a module the ``__all__`` and the ``__dir__`` of its API, and :func:`missing` for other names."""
 
     def lookup(name: str) -> object:
         if name == "__all__":
             return public(module)
-        if load is not None and name in public(module):
-            return load(name)
-        raise missing(module, name)
+        if name not in public(module):
+            raise missing(module, name)
+        home = _read(module)[name]
+        value = import_module(f"{home}.{name}") if home == module else getattr(import_module(home), name)
+        vars(sys.modules[module])[name] = value
+        return value
 
     vars(sys.modules[module]).update(__getattr__=lookup, __dir__=lambda: public(module))
 
@@ -45,15 +45,17 @@ def public(module: str) -> list[str]:
 
 
 @cache
-def _read(module: str) -> list[str]:
+def _read(module: str) -> dict[str, str]:
+    """Return the modules from which a module has the names of its API."""
     path = Path(__file__).parent.joinpath(*module.split(".")[1:])
     init = path / "__init__.py"
     path = init if init.is_file() else path.with_suffix(".py")
-    names = []
+    names = dict[str, str]()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
+            return dict.fromkeys(ast.literal_eval(node.value), module)
         if isinstance(node, ast.ImportFrom):
-            names += [alias.name for alias in node.names if alias.asname == alias.name]
-            names += public(str(node.module)) if node.names[0].name == "*" else []
-    return sorted(names)
+            home = str(node.module)
+            listed = public(home) if node.names[0].name == "*" else [a.name for a in node.names if a.asname == a.name]
+            names |= dict.fromkeys(listed, home)
+    return dict(sorted(names.items()))

@@ -20,6 +20,11 @@ _REMEDIES: tuple[tuple[type[Exception], str, str], ...] = (  # class, pattern in
         "torch reads",
     ),
     (
+        RuntimeError,
+        "No rendezvous handler for mpi4py://",
+        "call mpigraph.distributed.initialize() before init_process_group(): it offers torch this backend",
+    ),
+    (
         ValueError,
         "Default process group has not been initialized",
         'call torch.distributed.init_process_group("gloo") after mpigraph.distributed.initialize()',

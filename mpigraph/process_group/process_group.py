@@ -60,13 +60,13 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError, InvalidArgumentError, NotInitializedError
 from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Progress, Task, advance
 from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.wait import IDLE, NOW, until
+from mpigraph.mpi.world import World
 from mpigraph.process_group.operations import Call, Calls, MPIWork, Operation, Outstanding, untraced
-from mpigraph.session.context import current
 from mpigraph.trace import count
 
 _NAME = "mpi4py"
@@ -501,12 +501,26 @@ def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
     yield message.Irecv([np.empty(nbytes, np.uint8), MPI.BYTE])
 
 
+_worlds: list[World] = []  # of the running job
+
+
+def offer(world: World) -> None:
+    """Let torch make groups of the trainers of this job until it ends."""
+    _worlds.append(world)
+    world.at_close(_worlds.clear)
+
+
+def _world() -> World:
+    if not _worlds:
+        raise NotInitializedError("a process group over MPI needs mpigraph.distributed.initialize() first")
+    return _worlds[0]
+
+
 @collective("those trainers")
 def _create(options: Any, _: Any = None) -> MPIProcessGroup:
-    session = current()
-    world = session.world
-    members = list(options.global_ranks_in_group) or list(range(session.num_trainers))
-    expected = members.index(session.rank), len(members)
+    world = _world()
+    members = list(options.global_ranks_in_group) or list(range(world.trainers.size))
+    expected = members.index(world.trainers.rank), len(members)
     if (options.group_rank, options.group_size) != expected:
         raise InvalidArgumentError(
             f"torch's rank and world size are {options.group_rank} and {options.group_size}, "
@@ -542,8 +556,8 @@ _NO_STORE = _NoStore()  # for good: torch's C++ code does not keep an object of 
 
 def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Yield rank and size by MPI, and a store: of this process alone, or none."""
-    session = current()
-    yield _NO_STORE if session.num_trainers > 1 else HashStore(), session.rank, session.num_trainers
+    trainers = _world().trainers
+    yield _NO_STORE if trainers.size > 1 else HashStore(), trainers.rank, trainers.size
 
 
 dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])

@@ -13,13 +13,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 from mpi4py import MPI
-from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
 from mpigraph.collective import collective
@@ -41,8 +39,10 @@ from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation, serve
-from mpigraph.session.torch_waits import ServerWaits, TorchWaits, watch_gradients
 from mpigraph.store.store import Store
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_seed(seed: object) -> int:
@@ -76,6 +76,8 @@ def _fork_key() -> int:
 
     In a worker of torch's ``DataLoader`` it is the worker's seed, which is new in each epoch.
     """
+    from torch.utils.data import get_worker_info
+
     worker = get_worker_info()
     return int(combine(0, *_Forks.path)) if worker is None else int(worker.seed)
 
@@ -112,7 +114,7 @@ class OfTrainer:
     trainer.
     """
 
-    def __init__(self, rows: torch.Tensor | Callable[[], torch.Tensor]) -> None:
+    def __init__(self, rows: "torch.Tensor | Callable[[], torch.Tensor]") -> None:
         """Hold rows.
 
         Args:
@@ -122,12 +124,14 @@ class OfTrainer:
         Raises:
             InvalidArgumentError: it is something else.
         """
+        import torch
+
         if not callable(rows) and not (isinstance(rows, torch.Tensor) and rows.ndim):
             raise InvalidArgumentError(f"OfTrainer holds a tensor of rows, or a function that makes it (got {rows!r})")
         self._rows = rows
 
     @property
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> "torch.Tensor":
         """The rows."""
         return self._rows() if callable(self._rows) else self._rows
 
@@ -327,7 +331,8 @@ def initialize(
 
     The three starts of a script need nothing else: ``python`` (one rank does everything), ``mpiexec -n 4``, ``srun``.
     It starts MPI, which importing this library does not: a script that uses mpi4py before calls ``MPI.Init()``.
-    On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. On a trainer it sets
+    On a server this call does not return: it raises ``SystemExit(0)`` when the job is over. So a server imports what
+    the script imports above this call, and no torch if that stands below. On a trainer it sets
     ``RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT`` where they are not set, so that
     ``torch.distributed.init_process_group`` works next, with gloo, NCCL, or over MPI and without a port
     (``"mpi4py", init_method="mpi4py://"``). Without ``OMP_NUM_THREADS`` torch's threads are limited to the
@@ -401,8 +406,6 @@ def initialize(
         load_compiler()
         until(world.comm.Ibarrier().Test, IDLE)  # the next step has a shorter deadline
     cores = world.cores_per_rank()
-    if world.size > 1 and not config.threads_chosen:
-        torch.set_num_threads(cores)
     store = Store(world, seed, lambda store: open_exchange(store.rows.hosts, Answers(store).answer))
     control = Control(store)
     control.reporting.arguments = arguments
@@ -416,8 +419,7 @@ def initialize(
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
-    count = len(world.trainer_ranks)
-    world.watchdog.recognise(TorchWaits(count), ServerWaits(count, world.size if comm is None else count))
+    _prepare_torch(world, cores, comm is None)
     session = Session(store, control, config.num_worker_threads)
     session.arguments = arguments
     _start_session(session)
@@ -473,6 +475,20 @@ def _begin_report(control: Control, store: Store) -> None:
             raise
 
 
+def _prepare_torch(world: World, cores: int, all_ranks: bool) -> None:
+    """Set the number of torch's threads, offer it groups over MPI, and have the watchdog know its waits."""
+    import torch  # here, since a server needs none of it
+
+    from mpigraph.process_group.process_group import offer
+    from mpigraph.session.torch_waits import ServerWaits, TorchWaits
+
+    if world.size > 1 and not world.config.threads_chosen:
+        torch.set_num_threads(cores)
+    offer(world)
+    count = len(world.trainer_ranks)
+    world.watchdog.recognise(TorchWaits(count), ServerWaits(count, world.size if all_ranks else count))
+
+
 def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise InvalidArgumentError if a second ``initialize()`` has other arguments than the first."""
     changed = [f"{name}={now[name]!r}, before {before[name]!r}" for name in now if now[name] != before[name]]
@@ -483,6 +499,8 @@ def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None
 
 
 def _start_session(session: Session) -> None:
+    from mpigraph.session.torch_waits import watch_gradients
+
     world = session.world
     session.closing.callback(UNINTERRUPTED.end)
     session.closing.callback(unguard)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mpigraph import config
 from mpigraph.collective import collective
@@ -144,6 +143,8 @@ class Reporting:
         get_logger().info("the report is %s", self._path / report.PAGE)
 
     def _job(self) -> report.Job:
+        import torch  # here, since a server needs none of it
+
         store = self._store
         transport = store.rows.transport
         given = torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from dataclasses import fields
 from unittest.mock import patch
 
@@ -62,6 +63,21 @@ def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: s
     said = "\n".join(line for line in output.splitlines() if KNOWN not in line)
     assert len(re.findall(SAYS.format("True"), said)) == (2 if per_node == "2" else 3)
     assert not re.sub(SAYS.format("True"), "", said).strip(), output
+
+
+def test_a_server_imports_only_what_stands_above_the_start(tmp_path) -> None:
+    """No torch, if the script imports it later; the trainers have torch's backend all the same."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, mpigraph.distributed as dist\n"
+        "try: dist.initialize(num_servers=1)\n"
+        "except SystemExit: print('server', 'torch' in sys.modules); raise\n"
+        "import torch.distributed\n"
+        "torch.distributed.init_process_group('mpi4py', init_method='mpi4py://')\n"
+        "print('trainer', torch.distributed.get_world_size())"
+    )
+    done = run_job([*mpiexec(3), sys.executable, script], clean_environment())
+    assert done.status == 0 and sorted(done.stdout.splitlines()) == ["server False", "trainer 2", "trainer 2"], done
 
 
 @pytest.mark.slow
