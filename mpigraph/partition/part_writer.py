@@ -14,9 +14,9 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.csr import count_keys
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.relabel import Arrivals, EdgeTable
-from mpigraph.partition.row_arrays import RowArray, release
+from mpigraph.partition.row_arrays import RowArray, concatenated, release
 from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle
-from mpigraph.partition.source import Feature, joined_rows
+from mpigraph.partition.source import Feature
 from mpigraph.storage import format as stored
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
@@ -43,7 +43,7 @@ class _Column(NamedTuple):
         writer = file.create(dataset, (count, *form.values.shape[1:]), form.stored)
         arrays = [feature.values for feature in features]
         firsts = accumulate(map(len, arrays), initial=0) if arrays else repeat(0)
-        rows = joined_rows(arrays) if arrays else None
+        rows = concatenated(arrays) if arrays else None
         return cls(writer, shuffle.carried.get(name, ""), rows, [*zip(places, firsts, strict=False)])
 
     def write(self, records: Array, numbers: I64, bounds: I64) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -155,11 +156,9 @@ def partition_source(
                 there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = options.Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
-        options.check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
-        source = narrowed_source(source, infos)
         return _Run(
-            source, graph_name, method, balance_classes or {}, assignment, out, exchange, scratch or Scratch(out),
-            progress, bool(resume),
+            narrowed_source(source, infos), graph_name, method, balance_classes or {}, assignment, out, exchange,
+            scratch or Scratch(out), progress, bool(resume),
         ).make()  # fmt: skip
 
 
@@ -188,6 +187,7 @@ class _Run:
         self.left = output_folder.Leftovers(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
+        self.check_same()
         num_parts = self.method.num_parts
         looking = "looking for an earlier run"
         (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
@@ -211,6 +211,26 @@ class _Run:
         if self.exchange.rank == 0:
             self.left.remove()
         return result
+
+    def check_same(self) -> None:
+        """Check that all ranks have the same arguments and graph; compare a few rows of each array."""
+        source = self.source
+        values: dict[str, object] = {
+            "graph_name": self.graph_name,
+            "the method": self.method,
+            "whether to resume": self.resume,
+            "types": options.word_of(source.schema.ntypes, source.schema.relations),
+            "numbers of nodes and edges": options.word_of(source.num_nodes, source.edge_counts),
+            "features": options.word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None),
+        }
+        if self.exchange.size > 1:
+            with self.exchange.together("comparing the graphs of all ranks"):
+                given = [np.asarray(self.classes[ntype]) for ntype in sorted(self.classes)]
+                given += [] if self.assignment is None else [self.assignment]
+                values["assignment and balance classes"] = options.word_of([*map(options.sampled, given)])
+                values["edges"] = options.word_of([*map(options.sampled, chain(*source.edges))])
+                values |= {f"rows of {name}": options.word_of(options.sampled(rows)) for name, rows in source.tables()}
+            self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
 
     def check_edges(self) -> str:
         """Check the ends of all edges; return a hash of the types and the edges."""

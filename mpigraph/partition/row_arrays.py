@@ -18,6 +18,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.storage.contents import overlaps
 
 _CHUNK = 1 << 20  # rows
+_BYTES_COPIED = 8 << 20
+_FEW = 8  # arrays that are not joined by copying
 _REAL = "biuf"  # kinds of dtypes
 
 
@@ -80,6 +82,18 @@ class DerivedRows:
         """Return the file and row of the first source."""
         return place_of(self.sources[0], row) if self.sources else ""
 
+    def _gathered(self, rows: Any, bounds: I64, of_block: Callable[[int, I64], Array]) -> Array:
+        """Return rows in any order, block by block; ``of_block`` gets a block's number and rows of it, ascending."""
+        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
+        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        begins = np.searchsorted(ascending, bounds)
+        for block in np.flatnonzero(np.diff(begins)).tolist():
+            here = slice(begins[block], begins[block + 1])
+            gathered[order[here]] = of_block(block, ascending[here])
+        return gathered
+
 
 class FileRows(DerivedRows):
     """Rows of files, which a function reads.
@@ -112,18 +126,12 @@ class FileRows(DerivedRows):
         if isinstance(rows, slice) and rows.step in (None, 1):
             begin, end, _ = rows.indices(len(self))
             return self._read(begin, max(begin, end))
-        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
-        order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        begin = 0
-        for end in np.unique(np.searchsorted(ascending, self._bounds[1:])).tolist():
-            if begin < end:
-                low = int(ascending[begin])
-                block = self._read(low, int(ascending[end - 1]) + 1)
-                gathered[order[begin:end]] = block[ascending[begin:end] - low]
-            begin = end
-        return gathered
+
+        def of_block(_: int, chosen: I64) -> Array:
+            low = int(chosen[0])
+            return self._read(low, int(chosen[-1]) + 1)[chosen - low]
+
+        return self._gathered(rows, self._bounds, of_block)
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -164,13 +172,6 @@ class MadeRows(DerivedRows):
             raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
 
 
-class CastRows(MadeRows):
-    """Rows of an array in another dtype."""
-
-    def __init__(self, values: RowArray, dtype: npt.DTypeLike) -> None:
-        super().__init__(lambda rows: rows.astype(dtype), dtype, values)
-
-
 def side_by_side(columns: Sequence[RowArray]) -> RowArray:
     """Return columns as rows of as many values; a single one as it is."""
     if len(columns) == 1:
@@ -207,29 +208,22 @@ def as_floats(rows: RowArray) -> RowArray:
 
 def as_float32(rows: Array) -> Array:
     """Return numbers as float32. Raises RowError: one is too large, or an integer would be rounded."""
-    with np.errstate(over="ignore"):
-        cast: Array = rows.astype(np.float32)
-    if rows.dtype.kind != "b":
-        lost = np.isinf(cast) & np.isfinite(rows) if rows.dtype.kind == "f" else cast.astype(np.float64) != rows
-        if lost.any():
-            row, *columns = place = tuple(np.argwhere(lost)[0].tolist())
-            column = "".join(f", column {number}" for number in columns)
-            raise RowError(row, f"{rows[place]}{column} does not fit float32")
-    return cast
+    return as_dtype(rows, np.dtype(np.float32), exact=rows.dtype.kind in "iu")
 
 
-def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
-    """Return numbers in another dtype; floats are rounded, and everything but 0 is True.
+def as_dtype(rows: Array, dtype: np.dtype[Any], exact: bool = False) -> Array:
+    """Return numbers in another dtype; floats are rounded unless ``exact``, and everything but 0 is True.
 
     Raises RowError: one is too large, would become another integer, or is NaN and would become True.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = rows.astype(dtype)
         fits = rows == rows if dtype.kind == "b" else np.isfinite(cast) | ~np.isfinite(rows)
-        fits = cast == rows if dtype.kind in "iu" else fits
+        fits = cast == rows if dtype.kind in "iu" or exact else fits
     if not fits.all():
-        place = tuple(np.argwhere(~fits)[0].tolist())
-        raise RowError(place[0], f"{rows[place]} does not fit {dtype.name}")
+        row, *columns = place = tuple(np.argwhere(~fits)[0].tolist())
+        column = "".join(f", column {number}" for number in columns)
+        raise RowError(row, f"{rows[place]}{column} does not fit {dtype.name}")
     return cast
 
 
@@ -251,16 +245,13 @@ def as_int64(rows: Array) -> I64:
     """Return numbers as int64; NaN becomes -1. Raises RowError: one is no integer that fits int64."""
     if rows.dtype.kind == "f":
         rows = np.where(np.isnan(rows), -1, rows)
-        fits = (rows == np.rint(rows)) & (np.abs(rows) < 2.0**63)
-    elif rows.dtype.kind == "u":
-        fits = rows < 2**63
-    else:
-        return rows.astype(np.int64)
-    if not fits.all():
-        row = int(np.argwhere(~fits)[0][0])
+    try:
+        whole: I64 = as_dtype(rows, np.dtype(np.int64))
+    except RowError as error:
+        wrong = f"{rows[error.row]} is no integer that fits int64, as labels and ids must be"
         advice = "numbers for regression need another name than label (of tables: --columns y=label)"
-        raise RowError(row, f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be; {advice}")
-    return rows.astype(np.int64)
+        raise RowError(error.row, f"{wrong}; {advice}") from None
+    return whole
 
 
 def largest(ids: RowArray) -> int:
@@ -343,22 +334,14 @@ class Concatenated(DerivedRows):
         super().__init__(tuple(sources), (int(self._offsets[-1]), *first.shape[1:]), first.dtype)
 
     def __getitem__(self, rows: Any) -> Array:
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            begin, end, _ = rows.indices(len(self))
-            copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
-            at = 0
-            for chunk, first, last in overlaps(self._offsets, begin, end):
-                copied[at : at + last - first] = self.sources[chunk][first:last]
-                at += last - first
-            return copied
-        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
-        copied = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        bounds = np.searchsorted(ascending, self._offsets)
-        for chunk in np.flatnonzero(np.diff(bounds)).tolist():
-            here = slice(bounds[chunk], bounds[chunk + 1])
-            copied[order[here]] = self.sources[chunk][ascending[here] - self._offsets[chunk]]
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            return self._gathered(rows, self._offsets, lambda n, chosen: self.sources[n][chosen - self._offsets[n]])
+        begin, end, _ = rows.indices(len(self))
+        copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+        at = 0
+        for chunk, first, last in overlaps(self._offsets, begin, end):
+            copied[at : at + last - first] = self.sources[chunk][first:last]
+            at += last - first
         return copied
 
     def place(self, row: int) -> str:
@@ -368,16 +351,15 @@ class Concatenated(DerivedRows):
 
 
 class NamedRows(MadeRows):
-    """Rows of an array that was read from a file, which messages name; its first row is ``first_row`` there."""
+    """Rows of an array that was read from a file, which messages name."""
 
-    def __init__(self, values: RowArray, name: str, first_row: int = 0) -> None:
+    def __init__(self, values: RowArray, name: str) -> None:
         super().__init__(lambda rows: rows, values.dtype, values)
         self._name = name
-        self._first_row = first_row
 
     def place(self, row: int) -> str:
         """File and row."""
-        return f"{self._name}, row {self._first_row + row}"
+        return f"{self._name}, row {row}"
 
 
 class Reordered(DerivedRows):
@@ -397,9 +379,15 @@ class Reordered(DerivedRows):
 
 
 def concatenated(sources: Sequence[RowArray]) -> RowArray:
-    """Return arrays one after another as one, a single array as it is; integers of several dtypes become int64."""
+    """Return arrays, at least one, one after another as one; integers of several dtypes become int64.
+
+    Few rows of many arrays in memory are copied, since an access to thousands of arrays takes longer.
+    """
     if len(sources) == 1:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
         sources = [MadeRows(as_int64, np.int64, source) for source in sources]
-    return Concatenated(sources)
+    joined = Concatenated(sources)
+    if len(sources) <= _FEW or joined.nbytes > _BYTES_COPIED:
+        return joined
+    return joined[:] if all(type(source) is np.ndarray for source in sources) else joined

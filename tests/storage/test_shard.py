@@ -160,11 +160,10 @@ def test_wrong_requests(path):
             ),
             (lambda: reader.read_into("some/rows", np.empty((2, 3), np.int64)), "holds int64"),
             (lambda: reader.read_into("some/rows", np.empty((2, 2), np.int64), 99), "rows 99 to 101"),
+            (lambda: reader.read_into("some/rows", np.empty((2, 4), np.int64)[:, ::2]), "C-contiguous"),
         ):
             with pytest.raises(ShardFormatError, match=message):
                 call()
-        with pytest.raises(InvalidArgumentError, match="C-contiguous"):
-            reader.read_into("some/rows", np.empty((2, 4), np.int64)[:, ::2])
 
 
 def test_a_dataset_without_our_attributes(path):
@@ -176,8 +175,8 @@ def test_a_dataset_without_our_attributes(path):
 
 def test_a_failed_write_leaves_nothing(tmp_path):
     for action, message in (
-        (lambda w: w.create("x", (2,), "int64").write(np.zeros(1, np.int32)), "has rows int64"),
-        (lambda w: w.create("x", (2,), "int64").write(np.zeros(3, np.int64)), "2 rows .got at least 3"),
+        (lambda w: w.create("x", (2,), "int64").write(np.zeros(1, np.int32)), "is int64"),
+        (lambda w: w.create("x", (2,), "int64").write(np.zeros(3, np.int64)), r"is int64\[2\] .got int64\[3\] behind 0"),
         (lambda w: w.create("x", (2,), "int64"), "2 rows .got only 0"),
         (lambda w: w.create("x", (2,), "string"), "dtype 'string' cannot be stored"),
     ):
