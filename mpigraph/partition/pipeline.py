@@ -20,7 +20,7 @@ ranks nor on their memory.
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -206,8 +206,7 @@ class _Run:
             self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
         arrivals = self.write_parts(content, numbering, done)
-        config = self.config_of(identity, content, numbering, arrivals.counts)
-        result = self.write_config(config, arrivals.cut, balance)
+        result = self.write_config(identity, content, numbering, arrivals, balance)
         if self.exchange.rank == 0:
             self.left.remove()
         return result
@@ -359,38 +358,28 @@ class _Run:
         arrivals.close()
         return arrivals
 
-    def write_config(self, config: PartConfig, cut: int, balance: Mapping[str, float]) -> PartitionResult:
-        fraction = cut / max(sum(self.source.edge_counts), 1)
-        report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        config = replace(config, report=report)
+    def write_config(
+        self, identity: str, content: str, numbering: Numbering, arrivals: Arrivals, balance: Mapping[str, float]
+    ) -> PartitionResult:
+        source, method, cut = self.source, self.method, arrivals.cut
+        fraction = round(cut / max(sum(source.edge_counts), 1), 4)
+        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
+        edges = np.pad(np.cumsum(arrivals.counts, axis=0), ((1, 0), (0, 0))).T
+        config = PartConfig(
+            self.graph_name, method.name, RangeBook(source.schema, numbering.offsets, edges), *feature_infos(source),
+            PartConfig.default_files(method.num_parts), report, self.out, identity, content, source.shared,
+            tuple(source.shared_features),
+        )  # fmt: skip
         with self.exchange.together("writing the configuration"):
-            path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
-        method = self.method
+            if self.exchange.rank == 0:
+                config.write(self.out)
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
-        return PartitionResult(path, report)
-
-    def config_of(self, identity: str, content: str, numbering: Numbering, counts: I64) -> PartConfig:
-        """Return the configuration; ``counts``, int64[parts, relations], are the numbers of edges."""
-        edges = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
-        node_features, edge_features = feature_infos(self.source)
-        return PartConfig(
-            graph_name=self.graph_name,
-            part_method=self.method.name,
-            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(edges.T.copy())),
-            node_features=node_features,
-            edge_features=edge_features,
-            files=PartConfig.default_files(self.method.num_parts),
-            directory=self.out,
-            identity=identity,
-            content=content,
-            shared=self.source.shared,
-            shared_features=tuple(self.source.shared_features),
-        )
+        return PartitionResult(config.path, report)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards and the assignment, without HDF5's own, which are few."""
-    of_nodes, of_edges = (tuple(np.array([0, n]) for n in counts) for counts in (source.num_nodes, source.edge_counts))
+    of_nodes, of_edges = ([np.array([0, n]) for n in counts] for counts in (source.num_nodes, source.edge_counts))
     whole = PartConfig(
         "", "", RangeBook(source.schema, of_nodes, of_edges), *infos, PartConfig.default_files(1),
         shared=source.shared, shared_features=tuple(source.shared_features),

@@ -183,8 +183,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
         info = config.edge_features[schema.relation_key(relations[0])][name]
         yield "edge_feats", shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
-    for r in config.with_datasets:
-        key = schema.relation_key(r)
+    for r, key in enumerate(schema.relation_keys):
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in config.own_features(r).items():

@@ -134,16 +134,6 @@ def test_a_full_disk_is_one_error(tmp_path: Path, space: str) -> None:
     assert len(lines) == 3 and all(words in line for line in lines), done.stdout
 
 
-def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with open(temporary_name(path), "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match="another process"):
-            NewFile(path)
-    NewFile(path).discard()
-    assert os.listdir(tmp_path) == []
-
-
 def test_writers_that_queue_come_one_after_the_other(tmp_path: Path) -> None:
     write = (
         "import sys; from mpigraph.storage.files import NewFile\n"
