@@ -27,7 +27,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import NewFile, check_space, nearest_folder, read_text, storage_errors, temporary_name
+from mpigraph.storage.files import check_space, nearest_folder, read_text, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
@@ -79,14 +79,6 @@ def check_links(folder: Path) -> None:
     for part, _ in _parts(folder) if folder.is_dir() else ():
         if part.is_symlink():
             raise InvalidArgumentError(f"{part}: a link to {part.resolve()}, where a graph would be written over")
-
-
-def sole_writer(folder: Path) -> NewFile:
-    """Keep other runs from writing to a folder, until the returned file is discarded or the process ends.
-
-    Raises StorageError: another run is writing there.
-    """
-    return NewFile(folder / "partition", busy=f"{folder}: another run is writing to this folder")
 
 
 def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:

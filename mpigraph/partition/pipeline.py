@@ -44,7 +44,7 @@ from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
-from mpigraph.storage.files import check_space, storage_errors
+from mpigraph.storage.files import NewFile, check_space, storage_errors
 from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
@@ -148,7 +148,7 @@ def partition_source(
             if exchange.rank == 0:
                 output_folder.check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
-                stack.callback(output_folder.sole_writer(out).discard)
+                stack.callback(NewFile(out / "partition").discard)  # until then no other run writes there
                 if not overwrite:
                     output_folder.check_vacant(
                         out, graph_name, output_folder.Sizes(sum(source.num_nodes), sum(source.edge_counts))

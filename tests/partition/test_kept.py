@@ -252,7 +252,7 @@ def test_a_second_run_into_the_folder_is_refused(killed: Killed, monkeypatch) ->
 
     def disturbed(writer: PartWriter, part: int) -> object:
         for name in ("g", "other"):
-            with pytest.raises(StorageError, match="/out: another run is writing to this folder$"):
+            with pytest.raises(StorageError, match="/out/partition: another process is writing this file$"):
                 partition_source(killed.source, name, 2, killed.out, "random")
             refused.append(name)
         return write(writer, part)
