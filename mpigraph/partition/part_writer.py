@@ -75,8 +75,9 @@ class PartWriter:
     def write(self, part: int) -> None:
         """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
         with ExitStack() as stack:
-            graph, edge_feats, node_feats = (
-                stack.enter_context(self._open(part, kind)) for kind in ("part_graph", "edge_feats", "node_feats")
+            graph, node_feats, edge_feats = (
+                stack.enter_context(ShardWriter(self.out / name, self.graph_name, part, self.content))
+                for name in PartConfig.files_of(part).values()
             )
             for ntype_id in range(len(self.arrivals.source.schema.ntypes)):
                 self._write_nodes(graph, node_feats, ntype_id, part)
@@ -154,7 +155,3 @@ class PartWriter:
             own = [places[relation] for relation in relations]
             columns.append(_Column.of(feats, dataset, count, table.shuffle, name, features, own))
         return columns
-
-    def _open(self, part: int, kind: str) -> ShardWriter:
-        path = self.out / PartConfig.files_of(part)[kind]
-        return ShardWriter(path, self.graph_name, part, self.content)

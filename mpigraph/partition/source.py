@@ -171,15 +171,12 @@ class GraphSource:
             if len(bad):
                 at = chunk.first + int(bad[0])
                 relation = int(np.searchsorted(self.first_edges, at, side="right")) - 1
-                self._refuse(relation, at - int(self.first_edges[relation]), side)
-
-    def _refuse(self, relation: int, number: int, side: int) -> None:
-        """Raise GraphDataError: the source (side 0) or destination (1) of an edge of a relation does not exist."""
-        ids = self.edges[relation][side]
-        what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
-        what += f"{ids[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
-        count = self.num_nodes[self.schema.ends(relation)[side]]
-        raise GraphDataError(f"{self._origin(ids, number)}{what}{count} nodes")
+                number = at - int(self.first_edges[relation])
+                values = self.edges[relation][side]
+                what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
+                what += f"{values[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
+                count = self.num_nodes[self.schema.ends(relation)[side]]
+                raise GraphDataError(f"{self._origin(values, number)}{what}{count} nodes")
 
     def check_values(self, rank: int = 0, ranks: int = 1) -> None:
         """Check times, labels and masks, before work that takes long; ranks divide the rows.

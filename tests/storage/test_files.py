@@ -29,23 +29,6 @@ def test_a_new_file_replaces_the_old_one_when_it_is_whole(tmp_path: Path) -> Non
     assert path.read_bytes() == b"the other" and os.listdir(path.parent) == ["file"]
 
 
-def test_a_published_file_is_no_error_where_its_folder_cannot_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After an error the caller would remove the file, and the index of a save would lack it."""
-    really = os.open
-
-    def refuse(path: str, flags: int, *mode: int) -> int:
-        if flags & os.O_DIRECTORY:  # as of a folder of mode 0300
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return really(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with NewFile(tmp_path / "file", durable=True) as file:
-        file.write(b"whole")
-    assert (tmp_path / "file").read_bytes() == b"whole"
-
-
 def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "file"
     killed = (

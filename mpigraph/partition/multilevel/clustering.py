@@ -129,8 +129,6 @@ class _Clusters:
         level = self._level
         self._changed[self._count_members(-1, self.table.keys[self.labels[nodes]], nodes)] = True
         self.labels[nodes] = labels
-        if level.exchange.size == 1:
-            return
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
         told = np.empty(level.num_own, self.table.keys.dtype)
