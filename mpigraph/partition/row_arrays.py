@@ -43,10 +43,6 @@ class RowArray(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """Storage dtype."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays that the rows are made from."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> Any: ...
@@ -73,7 +69,6 @@ class DerivedRows:
         self.shape = shape
         self.ndim = len(shape)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.nbytes: int = sum(source.nbytes for source in sources)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -81,18 +76,6 @@ class DerivedRows:
     def place(self, row: int) -> str:
         """Return the file and row of the first source."""
         return place_of(self.sources[0], row) if self.sources else ""
-
-    def _gathered(self, rows: Any, bounds: I64, of_block: Callable[[int, I64], Array]) -> Array:
-        """Return rows in any order, block by block; ``of_block`` gets a block's number and rows of it, ascending."""
-        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
-        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        begins = np.searchsorted(ascending, bounds)
-        for block in np.flatnonzero(np.diff(begins)).tolist():
-            here = slice(begins[block], begins[block + 1])
-            gathered[order[here]] = of_block(block, ascending[here])
-        return gathered
 
 
 class FileRows(DerivedRows):
@@ -126,12 +109,20 @@ class FileRows(DerivedRows):
         if isinstance(rows, slice) and rows.step in (None, 1):
             begin, end, _ = rows.indices(len(self))
             return self._read(begin, max(begin, end))
+        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
+        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        begins = np.searchsorted(ascending, self._bounds)
+        for block in np.flatnonzero(np.diff(begins)).tolist():
+            here = slice(begins[block], begins[block + 1])
+            gathered[order[here]] = self._of_block(block, ascending[here])
+        return gathered
 
-        def of_block(_: int, chosen: I64) -> Array:
-            low = int(chosen[0])
-            return self._read(low, int(chosen[-1]) + 1)[chosen - low]
-
-        return self._gathered(rows, self._bounds, of_block)
+    def _of_block(self, block: int, rows: I64) -> Array:
+        """Return some rows of a block, ascending."""
+        low = int(rows[0])
+        return self._read(low, int(rows[-1]) + 1)[rows - low]
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -317,7 +308,7 @@ def mapping_of(array: Array) -> mmap.mmap | None:
     return base
 
 
-class Concatenated(DerivedRows):
+class Concatenated(FileRows):
     """Arrays, at least one, one after another as one.
 
     Raises:
@@ -330,24 +321,26 @@ class Concatenated(DerivedRows):
             if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
                 rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
                 raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
-        self._offsets: I64 = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
-        super().__init__(tuple(sources), (int(self._offsets[-1]), *first.shape[1:]), first.dtype)
+        offsets = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
+        super().__init__(self._joined, (int(offsets[-1]), *first.shape[1:]), first.dtype, offsets)
+        self.sources = tuple(sources)
+        self.block_bytes = 0
 
-    def __getitem__(self, rows: Any) -> Array:
-        if not isinstance(rows, slice) or rows.step not in (None, 1):
-            return self._gathered(rows, self._offsets, lambda n, chosen: self.sources[n][chosen - self._offsets[n]])
-        begin, end, _ = rows.indices(len(self))
-        copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+    def _joined(self, begin: int, end: int) -> Array:
+        copied = np.empty((end - begin, *self.shape[1:]), self.dtype)
         at = 0
-        for chunk, first, last in overlaps(self._offsets, begin, end):
+        for chunk, first, last in overlaps(self._bounds, begin, end):
             copied[at : at + last - first] = self.sources[chunk][first:last]
             at += last - first
         return copied
 
+    def _of_block(self, block: int, rows: I64) -> Array:
+        return np.asarray(self.sources[block][rows - self._bounds[block]])
+
     def place(self, row: int) -> str:
         """File and row of a row, counted in its own chunk."""
-        chunk = int(np.searchsorted(self._offsets, row, side="right")) - 1
-        return place_of(self.sources[chunk], row - int(self._offsets[chunk]))
+        chunk = int(np.searchsorted(self._bounds, row, side="right")) - 1
+        return place_of(self.sources[chunk], row - int(self._bounds[chunk]))
 
 
 class NamedRows(MadeRows):
@@ -387,7 +380,6 @@ def concatenated(sources: Sequence[RowArray]) -> RowArray:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
         sources = [MadeRows(as_int64, np.int64, source) for source in sources]
-    joined = Concatenated(sources)
-    if len(sources) <= _FEW or joined.nbytes > _BYTES_COPIED:
-        return joined
-    return joined[:] if all(type(source) is np.ndarray for source in sources) else joined
+    plain = [source for source in sources if type(source) is np.ndarray]
+    is_small = len(plain) == len(sources) > _FEW and sum(array.nbytes for array in plain) <= _BYTES_COPIED
+    return Concatenated(sources)[:] if is_small else Concatenated(sources)
