@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -214,8 +215,9 @@ class ShardReader:
             raise ShardFormatError(f"{self.path}: shard file is missing")
         with self._failures("the file header"), h5py.File(self.path, "r", locking=False) as file:
             self._check_header(file, graph_name, part, identity)
-            self._datasets: dict[str, Dataset] = {}
-            file.visititems(self._describe)
+            names: list[bytes] = []
+            h5py.h5o.visit(file.id, partial(_note_dataset, names), info=True)
+            self._datasets = {name.decode(): self._described(file.id, name) for name in names}
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
@@ -317,15 +319,14 @@ class ShardReader:
             if wanted is not None and its != wanted:
                 raise ShardFormatError(f"{self.path}: belongs to {text.format(its, wanted)}")
 
-    def _describe(self, name: str, item: Any) -> None:
-        """Note where the rows of an HDF5 object are, if it is a dataset."""
-        if isinstance(item, h5py.Dataset):
-            with self._failures(f"dataset {name!r}"):
-                dtype, segment, crcs = (_plain(item.attrs[key]) for key in ("dtype", "segment_rows", "crc32"))
-                begin = item.id.get_offset()
-                if begin is None and item.size:
-                    raise ValueError("its rows do not lie in this file")
-                self._datasets[name] = Dataset(begin or 0, DatasetInfo(item.shape, dtype), int(segment), crcs)
+    def _described(self, file: Any, name: bytes) -> Dataset:
+        with self._failures(f"dataset {name.decode()!r}"):
+            item = h5py.h5o.open(file, name)
+            dtype, segment, crcs = (_attribute(item, key) for key in (b"dtype", b"segment_rows", b"crc32"))
+            begin = item.get_offset()
+            if begin is None and 0 not in item.shape:
+                raise ValueError("its rows do not lie in this file")
+            return Dataset(begin or 0, DatasetInfo(item.shape, _plain(dtype)), int(segment), crcs)
 
     def _dataset(self, name: str) -> Dataset:
         if name not in self._datasets:
@@ -398,6 +399,19 @@ def _fill(file: FileIO, dataset: Dataset, out: Array, begin: int) -> None:
             raise OSError("the file ends before its rows")
         left = left[count:]
         place += count
+
+
+def _note_dataset(names: list[bytes], name: bytes, info: Any) -> None:
+    if info.type == h5py.h5o.TYPE_DATASET:
+        names.append(name)
+
+
+def _attribute(item: Any, name: bytes) -> Any:
+    """Return an attribute of an HDF5 object, in half of the time of ``attrs``."""
+    attribute = h5py.h5a.open(item, name)
+    value = np.empty(attribute.shape, attribute.dtype)
+    attribute.read(value)
+    return value[()]
 
 
 def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]:
