@@ -23,7 +23,7 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema, parse_relations
+from mpigraph.metadata.schema import Schema, parse_relation
 from mpigraph.storage.files import NewFile, open_regular
 from mpigraph.storage.format import own_relations
 
@@ -277,7 +277,7 @@ class PartConfig:
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
         parts = range(content["num_parts"])
-        schema = Schema(tuple(content["ntypes"]), parse_relations(content["relations"]))
+        schema = Schema(tuple(content["ntypes"]), tuple(map(parse_relation, content["relations"])))
         config = cls(
             graph_name=content["graph_name"],
             part_method=content["part_method"],
