@@ -44,7 +44,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _POLL = 0.02  # seconds between looks at a lock
 _PROBE = 1 << 20  # bytes that must fit into a folder
 _NOTE = "complete.txt"
-_ELSEWHERE = ("partition/loops.py", "partition/random_edges.py", "partition/multilevel/loops.py")
+_ELSEWHERE = ("partition/loops.py", "partition/multilevel/loops.py")
 _compiling = threading.RLock()  # of this process; taken before any lock of a file, and before numba's own
 
 

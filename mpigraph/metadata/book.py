@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I32, I64
-from mpigraph.errors import OutOfRangeError, PartitionError
+from mpigraph.errors import OutOfRangeError
 from mpigraph.metadata.schema import Schema
 
 
@@ -39,17 +39,19 @@ class RangeBook:
     edge_table: I64 = field(init=False, repr=False)  # the same as one array, [relations, num_parts + 1]
 
     def __post_init__(self) -> None:
+        nodes = np.array(self.node_offsets, np.int64)
+        edges = np.array(self.edge_offsets, np.int64).reshape(len(self.schema.relations), nodes.shape[1])
+        for table in (nodes, edges):
+            table.setflags(write=False)
         # the class is frozen, so its fields can be normalised only this way
-        nodes = _checked("node type", self.schema.ntypes, self.node_offsets)
         object.__setattr__(self, "node_offsets", tuple(nodes))
-        edges = _checked("relation", self.schema.relation_keys, self.edge_offsets, self.num_parts)
         object.__setattr__(self, "edge_table", edges)
         object.__setattr__(self, "edge_offsets", edges)
 
     @property
     def num_parts(self) -> int:
         """Number of owners: parts in a book of the disk, hosts in a book of a job."""
-        return len(self.node_offsets[0]) - 1 if self.node_offsets else 0
+        return len(self.node_offsets[0]) - 1
 
     def num_nodes(self, ntype_id: int = 0) -> int:
         """Return the number of nodes of a type."""
@@ -83,29 +85,3 @@ class RangeBook:
 def _owner(offsets: I64, ids: npt.NDArray[np.integer]) -> I32:
     # "right" passes over empty ranges, which begin at the same id as the range behind them
     return (np.searchsorted(offsets, ids, side="right") - 1).astype(np.int32)
-
-
-def _checked(
-    what: str, names: Sequence[str], given: Sequence[npt.ArrayLike] | I64, num_parts: int | None = None
-) -> I64:
-    """Return the offsets of each type or relation, read-only, [names, owners + 1]: there may be thousands."""
-    if len(given) != len(names):
-        raise PartitionError(f"the book needs offsets for each {what}: {len(names)} (got {len(given)})")
-    if not names:
-        return np.empty((0, 1 + (num_parts or 0)), np.int64)
-    entries = len(np.asarray(given[0])) if num_parts is None else num_parts + 1
-    if entries < 2:
-        raise PartitionError(f"num_parts must be >= 1 (got {entries - 1})")
-    rows = given[:1] if isinstance(given, np.ndarray) else given  # those of an array are alike
-    for name, offsets in zip(names, rows, strict=False):
-        if np.shape(offsets) != (entries,):
-            raise PartitionError(f"offsets of {what} {name!r} must have {entries} entries (got {np.shape(offsets)})")
-    table = np.array(given, np.int64)
-    wrong = (table[:, 0] != 0) | (table[:, 1:] < table[:, :-1]).any(axis=1)
-    if wrong.any():
-        first = int(np.argmax(wrong))
-        raise PartitionError(
-            f"offsets of {what} {names[first]!r} must start at 0 and never fall (got {table[first].tolist()})"
-        )
-    table.setflags(write=False)
-    return table

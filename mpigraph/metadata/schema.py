@@ -56,15 +56,6 @@ def parse_relation(key: str) -> Relation:
     return src, name, dst
 
 
-def parse_relations(keys: Sequence[str]) -> tuple[Relation, ...]:
-    """Return :func:`parse_relation` of each key; there may be thousands."""
-    text = ":".join(keys)
-    if "~" in text or not {key.count(":") for key in keys} <= {2}:
-        return tuple(map(parse_relation, keys))
-    names = iter(text.split(":"))
-    return tuple(zip(names, names, names, strict=True)) if keys else ()
-
-
 def relations_in(text: str, ntypes: Sequence[str], separator: str = ":") -> list[Relation]:
     """Return each relation between node types whose names, joined by a separator, give a text of another program.
 
@@ -102,9 +93,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ntypes", tuple(self.ntypes))
-        relations = tuple(self.relations)
-        if not ({*map(type, relations)} <= {tuple} and {*map(len, relations)} <= {3}):
-            relations = tuple(map(_as_triple, relations))
+        relations = tuple(map(_as_triple, self.relations))
         object.__setattr__(self, "relations", relations)
         for ntype in self.ntypes:
             check_name("a node type's name", ntype)
@@ -121,11 +110,7 @@ class Schema:
         if not {*map(itemgetter(0), relations), *map(itemgetter(2), relations)} <= set(self.ntypes):
             wrong = [(r, end) for r in self.relations for end in (r[0], r[2]) if end not in self.ntypes]
             raise NodeTypeError(f"node type {wrong[0][1]!r} of relation {wrong[0][0]} does not exist")
-        keys = list(map(":".join, self.relations))
-        text = "".join(keys)
-        if "~" in text or text.count(":") != 2 * len(keys):
-            keys = list(map(relation_key, self.relations))
-        object.__setattr__(self, "_keys", keys)
+        object.__setattr__(self, "_keys", list(map(relation_key, relations)))
 
     @cached_property
     def _ids(self) -> dict[str | Relation, list[int]]:

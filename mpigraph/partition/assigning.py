@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +61,7 @@ def balance_criteria(
                 if len(given) != source.num_nodes[i]:
                     expected = f"{source.num_nodes[i]} numbers (got {len(given)})"
                     raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
-            numbers = np.unique(exchange.gather(np.unique(node_classes)[:, None])).tolist()
+            numbers = sorted({*chain(*exchange.gather_json(np.unique(node_classes).tolist()))})
         for number in numbers:
             names.append(f"nodes {ntype}" if len(bases) > 2 else "nodes")
             names[-1] += f" class {number}" if number >= 0 else ""

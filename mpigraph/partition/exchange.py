@@ -57,14 +57,14 @@ class Exchange:
     @collective("ranks")
     def gather(self, rows: Array) -> Array:
         """Return every rank's rows ([n, columns]), those of rank 0 first, on every rank."""
-        return self._from_all(rows)[0]
+        return self.all_to_all(np.concatenate([rows] * self.size), np.full(self.size, len(rows), np.int64))[0]
 
     @collective("ranks")
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Give every rank the bytes of every rank, in rank order."""
-        arrived, lengths = self._from_all(np.frombuffer(data, np.uint8)[:, None])
-        ends = np.cumsum(lengths).tolist()
-        return [arrived[end - n : end].tobytes() for end, n in zip(ends, lengths.tolist(), strict=True)]
+        counts = np.full(self.size, len(data), np.int64)
+        arrived, lengths = self.all_to_all(np.frombuffer(data * self.size, np.uint8)[:, None], counts)
+        return [text.tobytes() for text in np.split(arrived, np.cumsum(lengths)[:-1])]
 
     @collective("ranks")
     def gather_json(self, value: Any) -> list[Any]:
@@ -82,12 +82,6 @@ class Exchange:
             own = [make(number) for number in range(self.rank, count, self.size)]
         of_ranks = self.gather_json(own)
         return [of_ranks[number % self.size][number // self.size] for number in range(count)]
-
-    @collective("ranks")
-    def _from_all(self, rows: Array) -> tuple[Array, I64]:
-        """Return every rank's rows on every rank, and the number from each."""
-        counts = np.full(self.size, len(rows), np.int64)
-        return self.all_to_all(np.ascontiguousarray(np.concatenate([rows] * self.size)), counts)
 
     @collective("ranks")
     def gather_to_first(self, rows: Array) -> Array:

@@ -26,8 +26,8 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
+from mpigraph.partition.loops import draw_rows
 from mpigraph.partition.output_folder import UNFINISHED, Form, new_npy_files, refusal
-from mpigraph.partition.random_edges import draw_rows
 from mpigraph.storage.files import storage_errors
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
@@ -234,7 +234,7 @@ def _row_offsets(weights: Array, num_pairs: int, rng: np.random.Generator) -> I6
     """Return int64[n + 1]: rows in proportion to the weights, at most as long as the number of nodes to draw."""
     num_nodes = len(weights)
     nodes = np.arange(num_nodes)
-    longest = (num_nodes - nodes) // 2 + nodes // 2  # see partition/random_edges.py: half of the other nodes
+    longest = (num_nodes - nodes) // 2 + nodes // 2  # see draw_rows: half of the other nodes
     total = np.cumsum(weights)
     lengths = np.minimum(np.diff(np.floor(total * (num_pairs / total[-1])), prepend=0).astype(np.int64), longest)
     while (missing := num_pairs - int(lengths.sum())) > 0:

@@ -1,9 +1,7 @@
 """Checks and digests of the arguments of ``partition_source``, equal on any number of ranks."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
 
 import numpy as np
 
@@ -16,7 +14,7 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.loops import add_digest
 from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import GraphSource, feature_infos
-from mpigraph.storage.part_config import Features, check_graph_name
+from mpigraph.storage.part_config import check_graph_name
 
 _SAMPLES = 3  # rows: each may cost the reading of a block of many
 
@@ -44,45 +42,6 @@ def check_options(
     if objtype not in known:
         raise InvalidArgumentError(f"objtype of {part_method!r} must be one of {list(known)} (got {objtype!r})")
     check_integer("seed", seed, -(2**63), 2**64 - 1)
-
-
-@collective("ranks")
-def check_same(
-    exchange: Exchange,
-    source: GraphSource,
-    infos: tuple[Features, Features],
-    graph_name: str,
-    method: Choice,
-    classes: Mapping[str, Array] | None,
-    assignment: Array | None,
-    resume: bool,
-) -> None:
-    """Check that all ranks pass the same arguments and graph; compare a few rows of each array.
-
-    ``infos`` are those of node and edge features as they are to be stored.
-
-    Raises:
-        CollectiveError: they differ; on every rank.
-        GraphDataError: rows cannot be read; on every rank.
-    """
-    schema = source.schema
-    arrays: list[tuple[str, RowArray]] = [("assignment", assignment)] if assignment is not None else []
-    arrays += [(f"balance classes of {ntype!r}", np.asarray(of)) for ntype, of in sorted((classes or {}).items())]
-    for relation, (src, dst) in zip(schema.relations, source.edges, strict=True):
-        arrays += [(f"sources of {relation}", src), (f"destinations of {relation}", dst)]
-    values: dict[str, object] = {
-        "graph_name": graph_name,
-        "the method": method,
-        "whether to resume": resume,
-        "types": word_of(schema.ntypes, schema.relations),
-        "nodes and edges": (sum(source.num_nodes), sum(source.edge_counts)),
-        "nodes and edges by type": word_of(tuple(map(int, source.num_nodes)), source.edge_counts),
-        "features": word_of(infos, source.node_ids is not None, source.edge_ids is not None),
-    }
-    if exchange.size > 1:
-        with exchange.together("comparing the graphs of all ranks"):
-            values |= {f"rows of {name}": word_of(sampled(rows)) for name, rows in chain(arrays, source.tables())}
-        exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
 
 
 def check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:

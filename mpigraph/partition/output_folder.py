@@ -1,7 +1,7 @@
 """The folder that a partitioned graph is written to: graphs that lie there, files of a stopped run, .npy files.
 
 Another graph is overwritten only on request. A run keeps the assignment of nodes in a file beside the shards, and like
-them, ``<graph>.<hash>.assignment``, which is removed when the graph is written. The hash is of everything that the
+them, ``<graph>.assignment``, which is removed when the graph is written. Its identity is a hash of everything that the
 assignment depends on, so a run for another graph or with other options ignores it.
 
 ``.npy`` files are written by all ranks together, each its own rows; they get their names when all of them are whole.
@@ -14,7 +14,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +27,12 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.files import NewFile, check_space, nearest_folder, read_text, storage_errors, temporary_name
+from mpigraph.storage.files import check_space, nearest_folder, read_text, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
 _PART = re.compile(r"part([0-9]+)")
-_WORD = 16  # digits of the hash in the name
-_LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.assignment(\.tmp)?")
+_LEFT = re.compile(r"\.?(.+)\.assignment(\.tmp)?")
 
 
 def refusal(what: str) -> InvalidArgumentError:
@@ -80,14 +79,6 @@ def check_links(folder: Path) -> None:
     for part, _ in _parts(folder) if folder.is_dir() else ():
         if part.is_symlink():
             raise InvalidArgumentError(f"{part}: a link to {part.resolve()}, where a graph would be written over")
-
-
-def sole_writer(folder: Path) -> NewFile:
-    """Keep other runs from writing to a folder, until the returned file is discarded or the process ends.
-
-    Raises StorageError: another run is writing there.
-    """
-    return NewFile(folder / "partition", busy=f"{folder}: another run is writing to this folder")
 
 
 def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
@@ -151,41 +142,40 @@ class Leftovers(NamedTuple):
     folder: Path
     graph_name: str
 
-    def assignment_path(self, word: str) -> Path:
-        """Return the file of an assignment; ``word`` (hexadecimal digits) is the hash of all that it depends on."""
-        return self.folder / f"{self.graph_name}.{word[:_WORD]}.assignment"
+    @property
+    def path(self) -> Path:
+        """The file of the assignment."""
+        return self.folder / f"{self.graph_name}.assignment"
 
     def read_assignment(self, word: str) -> I32 | None:
-        """Return the assignment, int32[all nodes]; None if it is missing, or damaged, which the log says."""
-        path = self.assignment_path(word)
-        if not path.exists():
+        """Return the assignment, int32[all nodes], if ``word`` is the hash of all that it depends on.
+
+        None if it is missing, of something else, or damaged; the log says so.
+        """
+        if not self.path.exists():
             return None
         try:
-            parts: I32 = ShardReader(path, self.graph_name, identity=word).read("parts")
+            parts: I32 = ShardReader(self.path, self.graph_name, identity=word).read("parts")
         except ShardFormatError as error:
             get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
             return None
-        get_logger().warning("the assignment of an interrupted run is taken from %s", path)
+        get_logger().warning("the assignment of an interrupted run is taken from %s", self.path)
         return parts
 
     def write_assignment(self, word: str, parts: I32) -> None:
         """Keep an assignment, int32[all nodes], or raise StorageError."""
-        with ShardWriter(self.assignment_path(word), self.graph_name, 0, word, durable=True) as file:
+        with ShardWriter(self.path, self.graph_name, 0, word, durable=True) as file:
             file.add("parts", parts)
 
     def remove(self) -> None:
-        """Remove all assignments, now that the graph is written."""
+        """Remove the assignment, now that the graph is written."""
         with suppress(OSError):  # the graph stands
-            for path in self._files():
-                path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+            temporary_name(self.path).unlink(missing_ok=True)
 
     def are_of_finished_run(self) -> bool:
         """Return whether the graph's last run has ended: a configuration stands, and no assignment is left."""
-        left = any(not path.name.endswith(".tmp") for path in self._files())
-        return (self.folder / f"{self.graph_name}.json").exists() and not left
-
-    def _files(self) -> list[Path]:
-        return [path for path, name in _files_left(self.folder) if name == self.graph_name]
+        return (self.folder / f"{self.graph_name}.json").exists() and not self.path.exists()
 
 
 def bytes_of_parts(folder: Path, num_parts: int) -> int:
@@ -228,10 +218,10 @@ UNFINISHED = ".generating-"  # beginning of the name of a folder with unfinished
 
 
 class NpyFile:
-    """A ``.npy`` file that several ranks fill, of a shape and dtype; a context manager, in which it is open.
+    """A ``.npy`` file that several ranks fill, of a shape and dtype.
 
-    It is open for writing only: an NFS client that could also read it would read whole blocks, and later write back the
-    bytes that another node has written meanwhile.
+    It is opened for writing only: an NFS client that could also read it would read whole blocks, and later write back
+    the bytes that another node has written meanwhile.
     """
 
     def __init__(self, path: Path, form: Form) -> None:
@@ -250,20 +240,11 @@ class NpyFile:
 
     def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on, or raise OSError."""
-        rest = np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8)
-        number = self._file.fileno()
-        place = os.fstat(number).st_size - self.num_bytes + at * self._row_bytes
-        while len(rest):
-            written = os.pwrite(number, rest.data, place)
-            rest = rest[written:]
-            place += written
-
-    def __enter__(self) -> "NpyFile":
-        self._file = FileIO(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+        rest = np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8).data
+        with FileIO(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w") as file:
+            file.seek(at * self._row_bytes - self.num_bytes, os.SEEK_END)
+            while rest:
+                rest = rest[file.write(rest) :]
 
 
 @contextmanager
@@ -273,9 +254,9 @@ def new_npy_files(
 ) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
     """Create ``.npy`` files that the ranks fill inside the ``with`` block; ``contents`` has shape and dtype by name.
 
-    Yields a temporary folder with the files, and the files by name. At the end of the block all files of that folder
-    move to the directory, which is created if missing, those that are not ``.npy`` last; if the block raises, on every
-    rank, they are removed.
+    Yields a temporary folder with the files, and the files by name. All ranks leave the block after all have written
+    (:meth:`.Exchange.together`). Then all files of that folder move to the directory, which is created if missing,
+    those that are not ``.npy`` last; if the block raises, on every rank, they are removed.
 
     Raises:
         StorageError: a rank cannot write, or does not see the first rank's files; on every rank.
@@ -290,22 +271,18 @@ def new_npy_files(
                 check_space(folder, sum(file.num_bytes for file in files.values()), "the graph")
                 for file in files.values():
                     file.create()
-        with ExitStack() as stack:
-            with exchange.together(f"opening files in {directory}"), storage_errors(directory):
-                if not folder.is_dir():
-                    raise StorageError(f"{directory} is not the directory that rank 0 sees: every rank must see it")
-                for file in files.values():
-                    stack.enter_context(file)
-            yield folder, files
-            with exchange.together(f"writing to {directory}"), storage_errors(directory):
-                stack.close()
+        with exchange.together(f"opening files in {directory}"):
+            if not folder.is_dir():
+                raise StorageError(f"{directory} is not the directory that rank 0 sees: every rank must see it")
+        yield folder, files
         with exchange.together(f"writing to {directory}"), storage_errors(directory):
             if exchange.rank == 0:
                 # files that describe the others are removed first and moved last: they exist only with all others
-                described = [path for path in folder.iterdir() if path.suffix != ".npy"]
-                for path in described:
-                    (directory / path.name).unlink(missing_ok=True)
-                for path in [*sorted(set(folder.iterdir()) - set(described)), *described]:
+                paths = sorted(folder.iterdir(), key=lambda path: (path.suffix != ".npy", path.name))
+                for path in paths:
+                    if path.suffix != ".npy":
+                        (directory / path.name).unlink(missing_ok=True)
+                for path in paths:
                     path.replace(directory / path.name)
     finally:
         if exchange.rank == 0:

@@ -14,9 +14,9 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.csr import count_keys
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.relabel import Arrivals, EdgeTable
-from mpigraph.partition.row_arrays import RowArray, release
+from mpigraph.partition.row_arrays import RowArray, concatenated, release
 from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle
-from mpigraph.partition.source import Feature, joined_rows
+from mpigraph.partition.source import Feature
 from mpigraph.storage import format as stored
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
@@ -43,7 +43,7 @@ class _Column(NamedTuple):
         writer = file.create(dataset, (count, *form.values.shape[1:]), form.stored)
         arrays = [feature.values for feature in features]
         firsts = accumulate(map(len, arrays), initial=0) if arrays else repeat(0)
-        rows = joined_rows(arrays) if arrays else None
+        rows = concatenated(arrays) if arrays else None
         return cls(writer, shuffle.carried.get(name, ""), rows, [*zip(places, firsts, strict=False)])
 
     def write(self, records: Array, numbers: I64, bounds: I64) -> None:
@@ -75,8 +75,9 @@ class PartWriter:
     def write(self, part: int) -> None:
         """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
         with ExitStack() as stack:
-            graph, edge_feats, node_feats = (
-                stack.enter_context(self._open(part, kind)) for kind in ("part_graph", "edge_feats", "node_feats")
+            graph, node_feats, edge_feats = (
+                stack.enter_context(ShardWriter(self.out / name, self.graph_name, part, self.content))
+                for name in PartConfig.files_of(part).values()
             )
             for ntype_id in range(len(self.arrivals.source.schema.ntypes)):
                 self._write_nodes(graph, node_feats, ntype_id, part)
@@ -154,7 +155,3 @@ class PartWriter:
             own = [places[relation] for relation in relations]
             columns.append(_Column.of(feats, dataset, count, table.shuffle, name, features, own))
         return columns
-
-    def _open(self, part: int, kind: str) -> ShardWriter:
-        path = self.out / PartConfig.files_of(part)[kind]
-        return ShardWriter(path, self.graph_name, part, self.content)

@@ -20,8 +20,9 @@ ranks nor on their memory.
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
-from mpigraph.storage.files import check_space, storage_errors
+from mpigraph.storage.files import NewFile, check_space, storage_errors
 from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
@@ -147,7 +148,7 @@ def partition_source(
             if exchange.rank == 0:
                 output_folder.check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
-                stack.callback(output_folder.sole_writer(out).discard)
+                stack.callback(NewFile(out / "partition").discard)  # until then no other run writes there
                 if not overwrite:
                     output_folder.check_vacant(
                         out, graph_name, output_folder.Sizes(sum(source.num_nodes), sum(source.edge_counts))
@@ -155,11 +156,9 @@ def partition_source(
                 there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = options.Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
-        options.check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
-        source = narrowed_source(source, infos)
         return _Run(
-            source, graph_name, method, balance_classes or {}, assignment, out, exchange, scratch or Scratch(out),
-            progress, bool(resume),
+            narrowed_source(source, infos), graph_name, method, balance_classes or {}, assignment, out, exchange,
+            scratch or Scratch(out), progress, bool(resume),
         ).make()  # fmt: skip
 
 
@@ -188,6 +187,7 @@ class _Run:
         self.left = output_folder.Leftovers(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
+        self.check_same()
         num_parts = self.method.num_parts
         looking = "looking for an earlier run"
         (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
@@ -206,11 +206,30 @@ class _Run:
             self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
         arrivals = self.write_parts(content, numbering, done)
-        config = self.config_of(identity, content, numbering, arrivals.counts)
-        result = self.write_config(config, arrivals.cut, balance)
+        result = self.write_config(identity, content, numbering, arrivals, balance)
         if self.exchange.rank == 0:
             self.left.remove()
         return result
+
+    def check_same(self) -> None:
+        """Check that all ranks have the same arguments and graph; compare a few rows of each array."""
+        source = self.source
+        values: dict[str, object] = {
+            "graph_name": self.graph_name,
+            "the method": self.method,
+            "whether to resume": self.resume,
+            "types": options.word_of(source.schema.ntypes, source.schema.relations),
+            "numbers of nodes and edges": options.word_of(source.num_nodes, source.edge_counts),
+            "features": options.word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None),
+        }
+        if self.exchange.size > 1:
+            with self.exchange.together("comparing the graphs of all ranks"):
+                given = [np.asarray(self.classes[ntype]) for ntype in sorted(self.classes)]
+                given += [] if self.assignment is None else [self.assignment]
+                values["assignment and balance classes"] = options.word_of([*map(options.sampled, given)])
+                values["edges"] = options.word_of([*map(options.sampled, chain(*source.edges))])
+                values |= {f"rows of {name}": options.word_of(options.sampled(rows)) for name, rows in source.tables()}
+            self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
 
     def check_edges(self) -> str:
         """Check the ends of all edges; return a hash of the types and the edges."""
@@ -339,38 +358,28 @@ class _Run:
         arrivals.close()
         return arrivals
 
-    def write_config(self, config: PartConfig, cut: int, balance: Mapping[str, float]) -> PartitionResult:
-        fraction = cut / max(sum(self.source.edge_counts), 1)
-        report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        config = replace(config, report=report)
+    def write_config(
+        self, identity: str, content: str, numbering: Numbering, arrivals: Arrivals, balance: Mapping[str, float]
+    ) -> PartitionResult:
+        source, method, cut = self.source, self.method, arrivals.cut
+        fraction = round(cut / max(sum(source.edge_counts), 1), 4)
+        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
+        edges = np.pad(np.cumsum(arrivals.counts, axis=0), ((1, 0), (0, 0))).T
+        config = PartConfig(
+            self.graph_name, method.name, RangeBook(source.schema, numbering.offsets, edges), *feature_infos(source),
+            PartConfig.default_files(method.num_parts), report, self.out, identity, content, source.shared,
+            tuple(source.shared_features),
+        )  # fmt: skip
         with self.exchange.together("writing the configuration"):
-            path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
-        method = self.method
+            if self.exchange.rank == 0:
+                config.write(self.out)
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
-        return PartitionResult(path, report)
-
-    def config_of(self, identity: str, content: str, numbering: Numbering, counts: I64) -> PartConfig:
-        """Return the configuration; ``counts``, int64[parts, relations], are the numbers of edges."""
-        edges = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
-        node_features, edge_features = feature_infos(self.source)
-        return PartConfig(
-            graph_name=self.graph_name,
-            part_method=self.method.name,
-            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(edges.T.copy())),
-            node_features=node_features,
-            edge_features=edge_features,
-            files=PartConfig.default_files(self.method.num_parts),
-            directory=self.out,
-            identity=identity,
-            content=content,
-            shared=self.source.shared,
-            shared_features=tuple(self.source.shared_features),
-        )
+        return PartitionResult(config.path, report)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards and the assignment, without HDF5's own, which are few."""
-    of_nodes, of_edges = (tuple(np.array([0, n]) for n in counts) for counts in (source.num_nodes, source.edge_counts))
+    of_nodes, of_edges = ([np.array([0, n]) for n in counts] for counts in (source.num_nodes, source.edge_counts))
     whole = PartConfig(
         "", "", RangeBook(source.schema, of_nodes, of_edges), *infos, PartConfig.default_files(1),
         shared=source.shared, shared_features=tuple(source.shared_features),

@@ -18,6 +18,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.storage.contents import overlaps
 
 _CHUNK = 1 << 20  # rows
+_BYTES_COPIED = 8 << 20
+_FEW = 8  # arrays that are not joined by copying
 _REAL = "biuf"  # kinds of dtypes
 
 
@@ -40,10 +42,6 @@ class RowArray(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]:
         """Storage dtype."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays that the rows are made from."""
 
     def __len__(self) -> int: ...
 
@@ -71,7 +69,6 @@ class DerivedRows:
         self.shape = shape
         self.ndim = len(shape)
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.nbytes: int = sum(source.nbytes for source in sources)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -113,17 +110,19 @@ class FileRows(DerivedRows):
             begin, end, _ = rows.indices(len(self))
             return self._read(begin, max(begin, end))
         rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
+        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        begin = 0
-        for end in np.unique(np.searchsorted(ascending, self._bounds[1:])).tolist():
-            if begin < end:
-                low = int(ascending[begin])
-                block = self._read(low, int(ascending[end - 1]) + 1)
-                gathered[order[begin:end]] = block[ascending[begin:end] - low]
-            begin = end
+        begins = np.searchsorted(ascending, self._bounds)
+        for block in np.flatnonzero(np.diff(begins)).tolist():
+            here = slice(begins[block], begins[block + 1])
+            gathered[order[here]] = self._of_block(block, ascending[here])
         return gathered
+
+    def _of_block(self, block: int, rows: I64) -> Array:
+        """Return some rows of a block, ascending."""
+        low = int(rows[0])
+        return self._read(low, int(rows[-1]) + 1)[rows - low]
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -164,13 +163,6 @@ class MadeRows(DerivedRows):
             raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
 
 
-class CastRows(MadeRows):
-    """Rows of an array in another dtype."""
-
-    def __init__(self, values: RowArray, dtype: npt.DTypeLike) -> None:
-        super().__init__(lambda rows: rows.astype(dtype), dtype, values)
-
-
 def side_by_side(columns: Sequence[RowArray]) -> RowArray:
     """Return columns as rows of as many values; a single one as it is."""
     if len(columns) == 1:
@@ -207,29 +199,22 @@ def as_floats(rows: RowArray) -> RowArray:
 
 def as_float32(rows: Array) -> Array:
     """Return numbers as float32. Raises RowError: one is too large, or an integer would be rounded."""
-    with np.errstate(over="ignore"):
-        cast: Array = rows.astype(np.float32)
-    if rows.dtype.kind != "b":
-        lost = np.isinf(cast) & np.isfinite(rows) if rows.dtype.kind == "f" else cast.astype(np.float64) != rows
-        if lost.any():
-            row, *columns = place = tuple(np.argwhere(lost)[0].tolist())
-            column = "".join(f", column {number}" for number in columns)
-            raise RowError(row, f"{rows[place]}{column} does not fit float32")
-    return cast
+    return as_dtype(rows, np.dtype(np.float32), exact=rows.dtype.kind in "iu")
 
 
-def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
-    """Return numbers in another dtype; floats are rounded, and everything but 0 is True.
+def as_dtype(rows: Array, dtype: np.dtype[Any], exact: bool = False) -> Array:
+    """Return numbers in another dtype; floats are rounded unless ``exact``, and everything but 0 is True.
 
     Raises RowError: one is too large, would become another integer, or is NaN and would become True.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = rows.astype(dtype)
         fits = rows == rows if dtype.kind == "b" else np.isfinite(cast) | ~np.isfinite(rows)
-        fits = cast == rows if dtype.kind in "iu" else fits
+        fits = cast == rows if dtype.kind in "iu" or exact else fits
     if not fits.all():
-        place = tuple(np.argwhere(~fits)[0].tolist())
-        raise RowError(place[0], f"{rows[place]} does not fit {dtype.name}")
+        row, *columns = place = tuple(np.argwhere(~fits)[0].tolist())
+        column = "".join(f", column {number}" for number in columns)
+        raise RowError(row, f"{rows[place]}{column} does not fit {dtype.name}")
     return cast
 
 
@@ -251,16 +236,13 @@ def as_int64(rows: Array) -> I64:
     """Return numbers as int64; NaN becomes -1. Raises RowError: one is no integer that fits int64."""
     if rows.dtype.kind == "f":
         rows = np.where(np.isnan(rows), -1, rows)
-        fits = (rows == np.rint(rows)) & (np.abs(rows) < 2.0**63)
-    elif rows.dtype.kind == "u":
-        fits = rows < 2**63
-    else:
-        return rows.astype(np.int64)
-    if not fits.all():
-        row = int(np.argwhere(~fits)[0][0])
+    try:
+        whole: I64 = as_dtype(rows, np.dtype(np.int64))
+    except RowError as error:
+        wrong = f"{rows[error.row]} is no integer that fits int64, as labels and ids must be"
         advice = "numbers for regression need another name than label (of tables: --columns y=label)"
-        raise RowError(row, f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be; {advice}")
-    return rows.astype(np.int64)
+        raise RowError(error.row, f"{wrong}; {advice}") from None
+    return whole
 
 
 def largest(ids: RowArray) -> int:
@@ -326,7 +308,7 @@ def mapping_of(array: Array) -> mmap.mmap | None:
     return base
 
 
-class Concatenated(DerivedRows):
+class Concatenated(FileRows):
     """Arrays, at least one, one after another as one.
 
     Raises:
@@ -339,45 +321,38 @@ class Concatenated(DerivedRows):
             if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
                 rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
                 raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
-        self._offsets: I64 = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
-        super().__init__(tuple(sources), (int(self._offsets[-1]), *first.shape[1:]), first.dtype)
+        offsets = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
+        super().__init__(self._joined, (int(offsets[-1]), *first.shape[1:]), first.dtype, offsets)
+        self.sources = tuple(sources)
+        self.block_bytes = 0
 
-    def __getitem__(self, rows: Any) -> Array:
-        if isinstance(rows, slice) and rows.step in (None, 1):
-            begin, end, _ = rows.indices(len(self))
-            copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
-            at = 0
-            for chunk, first, last in overlaps(self._offsets, begin, end):
-                copied[at : at + last - first] = self.sources[chunk][first:last]
-                at += last - first
-            return copied
-        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
-        copied = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        bounds = np.searchsorted(ascending, self._offsets)
-        for chunk in np.flatnonzero(np.diff(bounds)).tolist():
-            here = slice(bounds[chunk], bounds[chunk + 1])
-            copied[order[here]] = self.sources[chunk][ascending[here] - self._offsets[chunk]]
+    def _joined(self, begin: int, end: int) -> Array:
+        copied = np.empty((end - begin, *self.shape[1:]), self.dtype)
+        at = 0
+        for chunk, first, last in overlaps(self._bounds, begin, end):
+            copied[at : at + last - first] = self.sources[chunk][first:last]
+            at += last - first
         return copied
+
+    def _of_block(self, block: int, rows: I64) -> Array:
+        return np.asarray(self.sources[block][rows - self._bounds[block]])
 
     def place(self, row: int) -> str:
         """File and row of a row, counted in its own chunk."""
-        chunk = int(np.searchsorted(self._offsets, row, side="right")) - 1
-        return place_of(self.sources[chunk], row - int(self._offsets[chunk]))
+        chunk = int(np.searchsorted(self._bounds, row, side="right")) - 1
+        return place_of(self.sources[chunk], row - int(self._bounds[chunk]))
 
 
 class NamedRows(MadeRows):
-    """Rows of an array that was read from a file, which messages name; its first row is ``first_row`` there."""
+    """Rows of an array that was read from a file, which messages name."""
 
-    def __init__(self, values: RowArray, name: str, first_row: int = 0) -> None:
+    def __init__(self, values: RowArray, name: str) -> None:
         super().__init__(lambda rows: rows, values.dtype, values)
         self._name = name
-        self._first_row = first_row
 
     def place(self, row: int) -> str:
         """File and row."""
-        return f"{self._name}, row {self._first_row + row}"
+        return f"{self._name}, row {row}"
 
 
 class Reordered(DerivedRows):
@@ -397,9 +372,14 @@ class Reordered(DerivedRows):
 
 
 def concatenated(sources: Sequence[RowArray]) -> RowArray:
-    """Return arrays one after another as one, a single array as it is; integers of several dtypes become int64."""
+    """Return arrays, at least one, one after another as one; integers of several dtypes become int64.
+
+    Few rows of many arrays in memory are copied, since an access to thousands of arrays takes longer.
+    """
     if len(sources) == 1:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
         sources = [MadeRows(as_int64, np.int64, source) for source in sources]
-    return Concatenated(sources)
+    plain = [source for source in sources if type(source) is np.ndarray]
+    is_small = len(plain) == len(sources) > _FEW and sum(array.nbytes for array in plain) <= _BYTES_COPIED
+    return Concatenated(sources)[:] if is_small else Concatenated(sources)

@@ -3,20 +3,19 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.metadata.schema import Schema, check_name, relation_key
-from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, concatenated, place_of, release
+from mpigraph.metadata.schema import Schema, check_name, parse_relation, relation_key
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, concatenated, place_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
 from mpigraph.storage.narrow import RoundingError, rounded
 from mpigraph.storage.part_config import FeatureInfo, SharedFeature, features_in_common
 
 EDGES_PER_CHUNK = 1 << 20
-_BYTES_COPIED = 8 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
 _TIMES = "time"  # the feature whose values must be numbers
 _CHECKED = {_TIMES, "label", "train_mask", "val_mask", "test_mask"}
@@ -49,9 +48,11 @@ class Feature(NamedTuple):
         """Return a feature whose logical dtype is that of the array; bool is stored as uint8."""
         name = logical_dtype(values.dtype)
         stored = storage_dtype(name)
-        if name != "bool":  # in other byte orders, too
-            return cls(values if values.dtype == stored else CastRows(values, stored), name)
-        return cls(values.view(stored) if isinstance(values, np.ndarray) else CastRows(values, stored), name)
+        if name == "bool" and isinstance(values, np.ndarray):
+            values = values.view(stored)
+        elif values.dtype != stored:  # in other byte orders, too
+            values = MadeRows(lambda rows: rows.astype(stored), stored, values)
+        return cls(values, name)
 
 
 class Parts(NamedTuple):
@@ -110,8 +111,6 @@ class GraphSource:
         keys = [relation_key(relation) for relation in self.schema.relations]
         _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
         _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
-        _check_original_ids("nodes", self.node_ids, self.num_nodes)
-        _check_original_ids("edges", self.edge_ids, [len(src) for src, _ in self.edges])
 
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
@@ -172,15 +171,12 @@ class GraphSource:
             if len(bad):
                 at = chunk.first + int(bad[0])
                 relation = int(np.searchsorted(self.first_edges, at, side="right")) - 1
-                self._refuse(relation, at - int(self.first_edges[relation]), side)
-
-    def _refuse(self, relation: int, number: int, side: int) -> None:
-        """Raise GraphDataError: the source (side 0) or destination (1) of an edge of a relation does not exist."""
-        ids = self.edges[relation][side]
-        what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
-        what += f"{ids[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
-        count = self.num_nodes[self.schema.ends(relation)[side]]
-        raise GraphDataError(f"{self._origin(ids, number)}{what}{count} nodes")
+                number = at - int(self.first_edges[relation])
+                values = self.edges[relation][side]
+                what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
+                what += f"{values[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
+                count = self.num_nodes[self.schema.ends(relation)[side]]
+                raise GraphDataError(f"{self._origin(values, number)}{what}{count} nodes")
 
     def check_values(self, rank: int = 0, ranks: int = 1) -> None:
         """Check times, labels and masks, before work that takes long; ranks divide the rows.
@@ -188,43 +184,26 @@ class GraphSource:
         Raises GraphDataError, which names the file and its row where they are known: a time is not finite, or a value
         cannot be read as that of a label or a mask.
         """
-        keys = [relation_key(relation) for relation in self.schema.relations if self.edge_feats]
-        owners = [(f"node {{}} of {ntype!r}", features) for ntype, features in self.node_feats.items()]
-        owners += [
-            (f"edge {{}} of {relation}", self.edge_feats.get(key, {}))
-            for relation, key in zip(self.schema.relations, keys, strict=False)
-        ]
-        for title, features in owners:
-            for name in _CHECKED & features.keys():
+        tables = [(f"node {{}} of {ntype!r}", features) for ntype, features in self.node_feats.items()]
+        tables += [(f"edge {{}} of {parse_relation(key)}", features) for key, features in self.edge_feats.items()]
+        for title, features in tables:
+            for name in sorted(_CHECKED & features.keys()):
                 values = features[name].values
                 are_times = name == _TIMES and values.dtype.kind == "f"
                 if isinstance(values, np.ndarray) and not are_times:
                     continue  # rows that are made refuse values when they are read
-                end = len(values) * (rank + 1) // ranks
-                for begin in range(len(values) * rank // ranks, end, EDGES_PER_CHUNK):
+                first, end = (len(values) * number // ranks for number in (rank, rank + 1))
+                for begin in range(first, end, EDGES_PER_CHUNK):
                     rows = np.asarray(values[begin : min(begin + EDGES_PER_CHUNK, end)])
-                    if are_times and not np.isfinite(rows).all():
-                        place = tuple(np.argwhere(~np.isfinite(rows))[0].tolist())
-                        row = begin + place[0]
-                        origin = self._origin(values, row)
-                        raise GraphDataError(f"{origin}{title.format(row)} has time {rows[place]}")
+                    for place in np.argwhere(~np.isfinite(rows)) if are_times else ():
+                        row = begin + int(place[0])
+                        what = f"{title.format(row)} has time {rows[tuple(place)]}"
+                        raise GraphDataError(f"{self._origin(values, row)}{what}")
 
     def _origin(self, array: RowArray, row: int) -> str:
         """Return the beginning of a message about a row: its file and row, else the graph's path."""
         origin = place_of(array, row) or self.path
         return f"{origin}: " if origin else ""
-
-
-def joined_rows(arrays: Sequence[RowArray]) -> RowArray:
-    """Return arrays, at least one, one after another as one.
-
-    Few rows in memory are copied, since an access to thousands of arrays takes longer.
-    """
-    first = arrays[0]
-    if len(arrays) > 1 and sum(array.nbytes for array in arrays) <= _BYTES_COPIED:
-        if all(type(array) is np.ndarray and array.dtype == first.dtype for array in arrays):
-            return np.concatenate(cast(list[Array], arrays))
-    return concatenated(arrays)
 
 
 class EdgeChunk(NamedTuple):
@@ -250,7 +229,7 @@ def edge_chunks(
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
     edges = source.edges if relations is None else [source.edges[r] for r in relations]
-    src, dst = map(joined_rows, zip(*edges, strict=True)) if edges else [np.empty(0, np.int64)] * 2
+    src, dst = map(concatenated, zip(*edges, strict=True)) if edges else [np.empty(0, np.int64)] * 2
     bounds = np.append(0, np.cumsum([len(ids) for ids, _ in edges]))
     size = EDGES_PER_CHUNK
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
@@ -283,15 +262,14 @@ def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSou
     """
 
     def narrower(title: str, feature: Feature, narrow: str) -> Feature:
-        if feature.narrow == narrow:
-            return feature
-
         def in_16_bits(chunk: Array) -> Array:
             try:
                 return rounded(chunk, narrow)
             except RoundingError as error:
                 raise RowError(error.row, f"{title}: {error}") from None
 
+        if feature.narrow == narrow:
+            return feature
         return Feature(MadeRows(in_16_bits, storage_dtype(narrow), feature.values), feature.dtype, narrow)
 
     def of_all(kind: str, features: Features, infos: Infos) -> Features:
@@ -300,11 +278,10 @@ def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSou
                 name: narrower(f"{kind} feature {name!r} of {owner!r}", feature, infos[owner][name].narrow)
                 for name, feature in table.items()
             }
-            for owner, table in sorted(features.items())
+            for owner, table in features.items()
         }
 
-    nodes = of_all("node", source.node_feats, infos[0])
-    edges = of_all("edge", source.edge_feats, infos[1])
+    nodes, edges = of_all("node", source.node_feats, infos[0]), of_all("edge", source.edge_feats, infos[1])
     return replace(source, node_feats=nodes, edge_feats=edges)
 
 
@@ -330,15 +307,6 @@ def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:
     return {key: {name: feature.info for name, feature in features.get(key, {}).items()} for key in keys}
 
 
-def _check_original_ids(what: str, ids: tuple[RowArray, ...] | None, counts: Sequence[int]) -> None:
-    if ids is None:
-        return
-    fits = [array.dtype == np.int64 and array.shape == (count,) for array, count in zip(ids, counts, strict=False)]
-    if len(ids) != len(counts) or not all(fits):
-        got = ", ".join(f"{array.dtype}{list(array.shape)}" for array in ids)
-        raise GraphDataError(f"original ids of {what} must be int64 arrays of lengths {list(counts)} (got {got})")
-
-
 def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:
     for type_name, table in features.items():
         if type_name not in counts:
@@ -347,8 +315,5 @@ def _check_features(kind: str, features: Features, counts: Mapping[str, int]) ->
             title = f"{kind} feature {name!r} of {type_name!r}"
             check_name(f"name of a {kind} feature of {type_name!r}", name)
             values = feature.values
-            stored = storage_dtype(feature.stored)
             if not values.shape or len(values) != counts[type_name]:
                 raise GraphDataError(f"{title} must have {counts[type_name]} rows (got shape {list(values.shape)})")
-            if values.dtype != stored:
-                raise GraphDataError(f"{title} is {feature.stored}, to be stored as {stored} (got {values.dtype})")

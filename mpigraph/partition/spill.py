@@ -106,14 +106,13 @@ class Spill:
         if self._in_memory > self._scratch.limit:
             self._flush()
 
-    def take(self, group: int, dtype: npt.DTypeLike, columns: int = 1, mapped: bool = False) -> Array:
-        """Return the values of a group, [n] or, of several columns, [n, columns], and forget them.
+    def take(self, group: int, dtype: npt.DTypeLike, mapped: bool = False) -> Array:
+        """Return the values of a group, [n], and forget them.
 
         ``mapped``: they lie in another file if they are large.
         """
-        dtype = np.dtype(dtype)
         parts = [size for _, size in self._written[group]] + [chunk.nbytes for chunk in self._pending[group]]
-        count = sum(parts) // dtype.itemsize
+        count = sum(parts) // np.dtype(dtype).itemsize
         rows = self._scratch.new(count, dtype) if mapped else np.empty(count, dtype)
         data = rows.view(np.uint8)
         at = 0
@@ -125,7 +124,7 @@ class Spill:
             at += chunk.nbytes
         self._written[group] = []
         self._pending[group] = []
-        return rows if columns == 1 else rows.reshape(-1, columns)
+        return rows
 
     def close(self) -> None:
         """Forget all."""
@@ -192,7 +191,7 @@ class MatrixSpill:
         """Yield ranges of rows in order, once: first row, last row + 1, and the results of :func:`by_row`."""
         for number, begin in enumerate(range(0, self._num_rows, self._step)):
             end = min(begin + self._step, self._num_rows)
-            rows, *columns = self._entries.take(number, self._dtype, self._columns).T
+            rows, *columns = self._entries.take(number, self._dtype).reshape(-1, self._columns).T
             yield begin, end, *by_row(rows.astype(np.int64) - begin, end - begin, *columns)
         self._entries.close()
 

@@ -4,8 +4,9 @@ Rows have global numbers, which go on from part to part.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -125,15 +126,13 @@ class PartFiles:
             return self.open(part, "part_graph").read(name, first, last)
         base = int(config.shared_begins[config.place_of_shared[relation], part])
         name = shared_dataset_name(field)
-        rows = self._kept.get((part, field))
-        if rows is None:
-            shard = self.open(part, "part_graph")
-            if 8 * int(config.shared_begins[-1, part]) > _KEPT_BYTES:
-                return shard.read(name, base + first, base + last)
-            rows = self._kept[part, field] = shard.read(name)
-            if len(self._kept) > _KEPT:
-                del self._kept[next(iter(self._kept))]
-        return rows[base + first : base + last]
+        if 8 * int(config.shared_begins[-1, part]) > _KEPT_BYTES:
+            return self.open(part, "part_graph").read(name, base + first, base + last)
+        if (part, field) not in self._kept:
+            if len(self._kept) == _KEPT:
+                self._kept.clear()
+            self._kept[part, field] = self.open(part, "part_graph").read(name)
+        return self._kept[part, field][base + first : base + last]
 
     def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
         """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within the part.
@@ -184,8 +183,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
         info = config.edge_features[schema.relation_key(relations[0])][name]
         yield "edge_feats", shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
-    for r in config.with_datasets:
-        key = schema.relation_key(r)
+    for r, key in enumerate(schema.relation_keys):
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in config.own_features(r).items():
@@ -304,12 +302,7 @@ def read_rows(files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[n
     """
     at = 0
     for part, first, last in rows.pieces(begin, begin + len(out)):
-        shard = files.open(part, rows.which)
-        if not narrow:
-            shard.read_into(rows.name, out[at : at + last - first], first)
-        else:
-            for row, chunk in read_chunks(shard, rows.name, first, last):
-                out[at + row - first : at + row - first + len(chunk)] = _rounded(shard, rows.name, row, chunk, narrow)
+        _read_pieces(files.open(part, rows.which), rows.name, [(first, last, at)], out, narrow)
         at += last - first
 
 
@@ -335,30 +328,32 @@ def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Ar
         here = np.flatnonzero(low < high)
         if not len(here):
             continue
-        low = low[here]
-        first = begins[here, part] + low - offsets[here, part]
-        last = first + high[here] - low
-        place = to[here] + low - ranges[here, 0]
-        shard = files.open(part, "edge_feats")
-        begin = int(first[0])
-        end = int(last[-1])
-        if not narrow and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
-            shard.read_into(name, out[int(place[0]) : int(place[0]) + end - begin], begin)  # next to each other
-            continue
-        for row, chunk in read_chunks(shard, name, begin, end):
-            counts = np.clip(last, row, row + len(chunk)) - np.clip(first, row, row + len(chunk))
-            skipped = np.cumsum(counts) - counts
-            rows = np.arange(counts.sum()) + np.repeat(np.maximum(first, row) - skipped, counts)
-            values = _rounded(shard, name, row, chunk, narrow) if narrow else chunk
-            out[rows + np.repeat(place - first, counts)] = values[rows - row]
+        first = (begins[:, part] + low - offsets[:, part])[here]
+        last = first + (high - low)[here]
+        place = (to + low - ranges[:, 0])[here]
+        pieces = zip(first.tolist(), last.tolist(), place.tolist(), strict=True)
+        _read_pieces(files.open(part, "edge_feats"), name, [*pieces], out, narrow)
 
 
-def _rounded(shard: ShardReader, name: str, first: int, rows: Array, narrow: str) -> Array:
-    """Return rows of a dataset, from row ``first`` on, in 16 bits."""
-    try:
-        return rounded(rows, narrow)
-    except RoundingError as error:
-        raise GraphDataError(f"{shard.path}: dataset {name!r}, row {first + error.row}: {error}") from None
+def _read_pieces(
+    shard: ShardReader, name: str, pieces: Sequence[tuple[int, int, int]], out: Array, narrow: str
+) -> None:
+    """Fill rows of ``out`` with pieces of a dataset: first row, last row + 1, place in ``out``; ascending."""
+    if len(pieces) == 1 and not narrow:
+        first, last, at = pieces[0]
+        shard.read_into(name, out[at : at + last - first], first)
+        return
+    for row, chunk in read_chunks(shard, name, pieces[0][0], pieces[-1][1]):
+        rows = chunk
+        if narrow:
+            try:
+                rows = rounded(chunk, narrow)
+            except RoundingError as error:
+                raise GraphDataError(f"{shard.path}: dataset {name!r}, row {row + error.row}: {error}") from None
+        for first, last, at in pieces:
+            low, high = max(first, row), min(last, row + len(rows))
+            if low < high:
+                out[at + low - first : at + high - first] = rows[low - row : high - row]
 
 
 def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I64, indices: Array) -> None:
@@ -430,36 +425,38 @@ def _dataset_bytes(info: DatasetInfo) -> int:
 
 def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance) -> Iterator[MPIGraphError]:
     """Yield an error for each bad dataset of a file, or one for the whole file."""
-    schema = files.config.schema
+    config = files.config
     try:
-        rest = dict(files.check_file(part, which))
+        content = files.check_file(part, which)
     except MPIGraphError as error:
         yield error
         return
-    graph = which == "part_graph"
-    if graph and files.config.shared:
-        names = [shared_dataset_name(field) for field in ("destinations", "indices")]
+    shard = files.open(part, which)
+
+    def check_table(relation: int) -> None:
+        sums[relation] = check_in_edges(files, relation, part)
+
+    def check_rows(name: str) -> None:
+        for _ in read_chunks(shard, name):
+            pass
+
+    checks: list[tuple[list[str], Callable[[], object]]] = []
+    if which == "part_graph":
+        if config.shared:
+            ends = [shared_dataset_name(field) for field in ("destinations", "indices")]
+            checks.append((ends, lambda: check_shared(config, part, *map(shard.read, ends))))
+        for relation in config.own:
+            key = config.schema.relation_key(relation)
+            names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
+            checks.append((names, partial(check_table, relation)))
+    done = {name for names, _ in checks for name in names}
+    checks += [([name], partial(check_rows, name)) for name in content if name not in done]
+    for names, check in checks:
         try:
-            check_shared(files.config, part, *(files.open(part, which).read(name) for name in names))
+            check()
         except ShardFormatError as error:
             yield error
-        advance(sum(_dataset_bytes(rest.pop(name)[0]) for name in names))
-    for relation in range(len(schema.relations) if graph else 0):
-        if relation in files.config.place_of_shared:
-            continue
-        key = schema.relation_key(relation)
-        names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
-        try:
-            sums[relation] = check_in_edges(files, relation, part)
-        except ShardFormatError as error:
-            yield error
-        advance(sum(_dataset_bytes(rest.pop(name)[0]) for name in names))
-    for name in rest:
-        try:
-            for _, rows in read_chunks(files.open(part, which), name):
-                advance(rows.nbytes)
-        except ShardFormatError as error:
-            yield error
+        advance(sum(_dataset_bytes(content[name][0]) for name in names))
 
 
 class InEdges:

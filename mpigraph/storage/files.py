@@ -98,19 +98,12 @@ class NewFile(FileIO):
         path: final name. Its folder is made if it does not exist.
         durable: wait at the end until the disk has it, so that it survives a crash of the machine.
         queue: wait while another process writes the file, instead of raising; for small files.
-        busy: the text of the error if another process is writing it.
 
     Raises:
         StorageError: it cannot be written, or another process is writing it.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        durable: bool = False,
-        queue: bool = False,
-        busy: str | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], durable: bool = False, queue: bool = False) -> None:
         self.path = Path(path)
         self._durable = durable
         self._direct = durable and hasattr(os, "O_DIRECT")
@@ -122,7 +115,7 @@ class NewFile(FileIO):
             super().__init__(self.temporary, "w+", opener=_open_new)
             while not self._lock(queue):
                 if not queue:
-                    raise StorageError(busy or f"{self.path}: another process is writing this file")
+                    raise StorageError(f"{self.path}: another process is writing this file")
                 super().__init__(self.temporary, "w+", opener=_open_new)  # it was published meanwhile
             self.truncate(0)
             stack.pop_all()
@@ -220,13 +213,7 @@ class NewFile(FileIO):
 
 def _open_new(path: str, flags: int) -> int:
     """Open a temporary file without emptying it, since another process may be writing it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    number = os.open(path, flags, 0o666)
-    status = os.fstat(number)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # a file with another name must not be overwritten
-        os.close(number)
-        raise OSError(errno.EEXIST, f"{path} is in the way")
-    return number
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def _sync_folder(directory: Path) -> None:

@@ -1,15 +1,10 @@
 """The partition configuration ``<name>.json``: the files of a partitioned graph, and the part that owns each id.
 
-It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
-*homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
-name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one;
-``categories``, if its numbers stand for names),
-the report of the partitioning, its identity, its content, which every shard carries too, and a checksum of all of this
-except the report and the paths of the shards.
-
-Relations that share tables may be thousands. ``etypes`` and ``edge_map`` leave them out; ``shared_relations`` has them
-as columns: ``ids``, ascending; ``names``, as in ``etypes``; and ``edges``, for each part the number of edges of each.
-``edge_features`` leaves out features that they share; ``shared_features`` has each once, with ``relations``, their ids.
+It has the names of types and relations, the numbers of nodes and edges that each part owns, in the order of these
+names, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one;
+``categories``, if its numbers stand for names), the ids of the relations that share tables and the features that these
+share, the report of the partitioning, its identity, its content, which every shard carries too, and a checksum of all
+of this except the report and the paths of the shards.
 """
 
 import hashlib
@@ -28,12 +23,12 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema, parse_relations
+from mpigraph.metadata.schema import Schema, parse_relation
 from mpigraph.storage.files import NewFile, open_regular
 from mpigraph.storage.format import own_relations
 
 CONFIG_FORMAT = "mpigraph"
-CONFIG_VERSION = 5
+CONFIG_VERSION = 6
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
 _NO_CHECKSUM = ("report", "checksum")  # beside the paths
@@ -156,11 +151,6 @@ class PartConfig:
         """The place of each relation among those that share tables."""
         return {relation: place for place, relation in enumerate(self.shared)}
 
-    @cached_property
-    def with_datasets(self) -> list[int]:
-        """The relations that have datasets of their own, of tables or of features."""
-        return sorted({*self.own, *(r for r in self.with_features if self.own_features(r))})
-
     def own_features(self, relation: int) -> dict[str, FeatureInfo]:
         """Return the features of a relation that have datasets of their own."""
         features = self.edge_features[self.schema.relation_keys[relation]]
@@ -177,12 +167,6 @@ class PartConfig:
         if not any(self.edge_features.values()):
             return []
         return [r for r, key in enumerate(self.schema.relation_keys) if self.edge_features[key]]
-
-    @cached_property
-    def in_common(self) -> list[SharedFeature]:
-        """The features that relations which share tables have in common, whether or not they share datasets."""
-        tables = [self.edge_features[self.schema.relation_keys[r]] for r in self.shared]
-        return features_in_common(self.shared, tables) if any(tables) else []
 
     @cached_property
     def begins_of_features(self) -> dict[tuple[int, str], I64]:
@@ -214,8 +198,6 @@ class PartConfig:
         Raises:
             PartitionError: there is no such part.
         """
-        if which not in _FILES:
-            raise InvalidArgumentError(f"which must be one of {list(_FILES)} (got {which!r})")
         if not 0 <= part < self.num_parts:
             raise PartitionError(f"part {part} does not exist: {self.path} has {self.num_parts} parts")
         return self.directory / self.files[part][which]
@@ -269,85 +251,46 @@ class PartConfig:
             raise PartitionError(f"{path}: {error}") from error
 
     def _to_json(self) -> dict[str, Any]:
-        book = self.book
-        keys = self.schema.relation_keys
-        own = self.own
-        ntypes = self.schema.ntypes
-        nodes, edges = (homogeneous_ranges(of) for of in (book.node_offsets, book.edge_table))
+        tables = np.array(self.book.node_offsets), self.book.edge_table
         return {
             "format": CONFIG_FORMAT,
             "format_version": CONFIG_VERSION,
             "identity": self.identity,
             "content": self.content,
             "graph_name": self.graph_name,
-            "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
-            "num_edges": int(book.edge_table[:, -1].sum()),
+            "num_nodes": int(tables[0][:, -1].sum()),
+            "num_edges": int(tables[1][:, -1].sum()),
             "part_method": self.part_method,
             "num_parts": self.num_parts,
-            "halo_hops": 0,
-            "node_map": dict(zip(ntypes, nodes.tolist(), strict=True)),
-            "edge_map": dict(zip([keys[r] for r in own], edges[own].tolist(), strict=True)),
-            "ntypes": {name: i for i, name in enumerate(ntypes)},
-            "etypes": {keys[r]: r for r in own},
+            "ntypes": self.schema.ntypes,
+            "relations": self.schema.relation_keys,
+            "nodes_of_parts": np.diff(tables[0], axis=1).T.tolist(),
+            "edges_of_parts": np.diff(tables[1], axis=1).T.tolist(),
             "node_features": _features_to_json(self.node_features),
-            "edge_features": _features_to_json({keys[r]: self.own_features(r) for r in self.with_datasets}),
-            **({"shared_relations": self._columns()} if self.shared else {}),
-            **({"shared_features": self._features_together()} if self.shared_features else {}),
+            "edge_features": _features_to_json(self.edge_features),
+            "shared_relations": self.shared,
+            "shared_features": self.shared_features,
             "report": dict(self.report),
             **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
         }
 
-    def _columns(self) -> dict[str, Any]:
-        ids = list(self.shared)
-        names = [self.schema.relation_keys[r] for r in ids]
-        return {"ids": ids, "names": names, "edges": np.diff(self.book.edge_table[ids]).T.tolist()}
-
-    def _features_together(self) -> list[dict[str, Any]]:
-        keys = self.schema.relation_keys
-        infos = [self.edge_features[keys[relations[0]]][name] for name, relations in self.shared_features]
-        return [
-            {"name": name, **info.as_json(), "relations": list(relations)}
-            for (name, relations), info in zip(self.shared_features, infos, strict=True)
-        ]
-
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
-        num_parts = content["num_parts"]
-        columns = content.get("shared_relations", {"ids": [], "names": [], "edges": [[]] * num_parts})
-        shared = tuple(columns["ids"])
-        own = {number: key for key, number in content["etypes"].items()}
-        by_id = own | dict(zip(shared, columns["names"], strict=True))
-        keys = [by_id[r] for r in range(len(by_id))]
-        ntypes = tuple(sorted(content["ntypes"], key=content["ntypes"].__getitem__))
-        sizes = np.empty((len(keys), num_parts), np.int64)
-        for number, key in own.items():
-            sizes[number] = _sizes(content["edge_map"][key])
-        sizes[list(shared)] = np.array(columns["edges"], np.int64).reshape(num_parts, len(shared)).T
-        book = RangeBook(
-            Schema(ntypes, parse_relations(keys)),
-            tuple(np.pad(np.cumsum(_sizes(content["node_map"][ntype])), (1, 0)) for ntype in ntypes),
-            np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0))) if keys else (),
-        )
-        edge_features = _features_from_json(content["edge_features"], keys)
-        shared_features = []
-        for about in content.get("shared_features", []):
-            shared_features.append(SharedFeature(about["name"], tuple(about["relations"])))
-            for relation in about["relations"]:
-                table = edge_features[keys[relation]]
-                edge_features[keys[relation]] = {**table, about["name"]: _feature_from_json(about)}
+        parts = range(content["num_parts"])
+        schema = Schema(tuple(content["ntypes"]), tuple(map(parse_relation, content["relations"])))
         config = cls(
             graph_name=content["graph_name"],
             part_method=content["part_method"],
-            book=book,
-            node_features=_features_from_json(content["node_features"], ntypes),
-            edge_features=edge_features,
-            files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
+            book=RangeBook(schema, _offsets(content["nodes_of_parts"]), _offsets(content["edges_of_parts"])),
+            node_features=_features_from_json(content["node_features"], schema.ntypes),
+            edge_features=_features_from_json(content["edge_features"], schema.relation_keys),
+            files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in parts),
             report=dict(content.get("report", {})),
             directory=path.parent,
             identity=content["identity"],
             content=content["content"],
-            shared=shared,
-            shared_features=tuple(shared_features),
+            shared=tuple(content["shared_relations"]),
+            shared_features=tuple(SharedFeature(name, tuple(ids)) for name, ids in content["shared_features"]),
         )
         vars(config)["checksum"] = content["checksum"]  # else counted from the same again
         return config
@@ -384,23 +327,10 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(depended_on, sort_keys=True).encode()).hexdigest()
 
 
-def homogeneous_ranges(offsets: Sequence[I64] | I64) -> I64:
-    """Return int64[types, num_parts, 2], the ranges of homogeneous ids of each type.
-
-    Homogeneous ids are numbered part by part and, inside a part, type by type.
-    """
-    if not len(offsets):
-        return np.empty((0, 0, 2), np.int64)
-    counts = np.diff(offsets, axis=1).T  # [parts, types], so that the running sum counts in the order of these ids
-    ends = np.cumsum(counts.ravel()).reshape(counts.shape)
-    ranges: I64 = np.stack([ends - counts, ends], axis=2).swapaxes(0, 1)
-    return ranges
-
-
-def _sizes(ranges: Sequence[Sequence[int]]) -> I64:
-    """Return int64[parts], the lengths of a type's ranges."""
-    sizes: I64 = np.diff(np.array(ranges, np.int64).reshape(-1, 2), axis=1)[:, 0]
-    return sizes
+def _offsets(counts: Sequence[Sequence[int]]) -> I64:
+    """Return int64[types, parts + 1], the ranges of ids; ``counts`` has the numbers of each type for each part."""
+    offsets: I64 = np.pad(np.cumsum(np.array(counts, np.int64), axis=0), ((1, 0), (0, 0))).T
+    return offsets
 
 
 def _not_cut(path: Path) -> str:
@@ -435,22 +365,18 @@ def _check_format(path: Path, content: object) -> None:
 
 
 def _features_to_json(features: Features) -> dict[str, Any]:
-    return {owner: {name: info.as_json() for name, info in table.items()} for owner, table in features.items()}
+    return {owner: {name: info.as_json() for name, info in table.items()} for owner, table in features.items() if table}
 
 
 def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, FeatureInfo]]:
-    given = {
-        owner: {name: _feature_from_json(about) for name, about in table.items()}
-        for owner, table in content.items()
-        if table != {}
-    }
-    none: dict[str, FeatureInfo] = {}
-    return dict.fromkeys(names, none) | given  # thousands of relations without features share a table
-
-
-def _feature_from_json(about: Mapping[str, Any]) -> FeatureInfo:
-    names = tuple(about.get("categories", ()))
-    return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""), names)
+    none: dict[str, FeatureInfo] = {}  # thousands of relations without features share a table
+    tables = dict.fromkeys(names, none)
+    for owner, table in content.items():
+        tables[owner] = {
+            name: FeatureInfo(of["dtype"], tuple(of["shape"]), of.get("stored", ""), tuple(of.get("categories", ())))
+            for name, of in table.items()
+        }
+    return tables
 
 
 def _inner_path(path: str) -> str:

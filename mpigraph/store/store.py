@@ -292,7 +292,7 @@ class Store:
     def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
         """Load the features; those that relations of few edges have in common lie in one window each."""
         alike: dict[tuple[Any, ...], list[Policy]] = {}  # by window
-        in_common = {(Policy(False, r), of.name) for of in kept.in_common for r in of.relations}
+        in_common = {(Policy(False, r), of.name) for of in kept.shared_features for r in of.relations}
         for policy, name, info in _features_of(kept):
             graph.features[policy, name] = 0
             alike.setdefault((name, info, None if (policy, name) in in_common else policy), []).append(policy)
@@ -425,8 +425,7 @@ def _read_feature(
         features, names = owners[not policy.is_node]
         narrow.append("" if info == features[names[policy.type_id]][name] else info.narrow)
     relations = tuple(policy.type_id for policy in policies)
-    stored = {feature.name: {*feature.relations} for feature in config.shared_features}
-    if len(policies) > 1 and stored.get(name, set()) >= {*relations}:
+    if len(policies) > 1:
         read_together(files, SharedFeature(name, relations), ranges, out, narrow[0])
         return
     at = 0

@@ -35,7 +35,7 @@ def rows_of(relation: int, ids: Any, name: str) -> Any:
     return {"w": one.astype(np.float32), "mask": one % 2, "x": one[:, None] + np.float32([0, 0.5, 0.25])}[name]
 
 
-def write(directory: Path, num_parts: int, together: bool = True) -> str:
+def write(directory: Path, num_parts: int) -> str:
     rng = np.random.default_rng(1)
     edges = tuple((rng.integers(0, NODES, n), rng.integers(0, NODES, n)) for n in SIZES)
     features = {}
@@ -46,9 +46,8 @@ def write(directory: Path, num_parts: int, together: bool = True) -> str:
             features[f"{src}:{name}:{dst}"] = {of: Feature.of(of_edges) for of, of_edges in rows.items()}
     source = GraphSource(SCHEMA, (NODES,), edges, {}, features)
     parts = np.arange(NODES) * num_parts // NODES
-    with mock.patch.object(GraphSource, "shared_features", []) if not together else mock.MagicMock():
-        path = partition_source(source, "joint", num_parts, directory, "given", assignment=parts).config_path
-    assert len(PartConfig.read(path).shared_features) == 3 * together
+    path = partition_source(source, "joint", num_parts, directory, "given", assignment=parts).config_path
+    assert len(PartConfig.read(path).shared_features) == 3
     return str(path)
 
 
@@ -72,10 +71,9 @@ def some(g: DistGraph, relation: Relation, seed: int) -> torch.Tensor:
 
 @everywhere
 @rotated(2)
-@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("num_parts", [1, 5])
-def test_one_read_serves_all_relations(job: SharedJob, num_parts: int, together: bool) -> None:
-    path = job.write(write, num_parts, together)
+def test_one_read_serves_all_relations(job: SharedJob, num_parts: int) -> None:
+    path = job.write(write, num_parts)
     g = job.open(path)
     fetcher = FeatureFetcher(g.edges, False, "w", "x")
     assert sorted(len(of._tensors) for of in fetcher.together) == [1, 1, SHARING - 1, SHARING - 1]
@@ -139,9 +137,8 @@ def test_loaders_see_writes(job: SharedJob) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("together", [True, False])
-def test_narrower(tmp_path: Path, together: bool) -> None:
-    path = write(tmp_path, 3, together)
+def test_narrower(tmp_path: Path) -> None:
+    path = write(tmp_path, 3)
 
     def check(**how: Any) -> None:
         def body() -> None:

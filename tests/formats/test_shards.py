@@ -172,14 +172,7 @@ def test_what_is_read_is_verified(parts: Path, tmp_path: Path, which: str, datas
         use(source, SOURCE.schema.relation_id("cites"))
 
 
-def test_original_ids_must_fit() -> None:
-    ids = tuple(np.arange(count) for count in SOURCE.num_nodes)
-    replace(SOURCE, node_ids=ids)
-    for wrong in (ids[1:], ids[::-1], tuple(some.astype(np.int32) for some in ids)):
-        with pytest.raises(GraphDataError, match=r"original ids of nodes must be int64 arrays of lengths \[40, 0, 2"):
-            replace(SOURCE, node_ids=wrong)
-    with pytest.raises(GraphDataError, match="original ids of edges must be int64 arrays"):
-        replace(SOURCE, edge_ids=ids)
+def test_a_partitioned_graph_gets_no_reverse_edges() -> None:
     with pytest.raises(GraphDataError, match="reverse edges cannot be added to a partitioned graph"):
         add_reverse_edges(replace(SOURCE, edge_ids=tuple(np.arange(len(src)) for src, _ in SOURCE.edges)))
 

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,24 +28,12 @@ KNOWN = {
 }
 
 
-def test_degrees_follow_a_power_law():
-    degrees = np.bincount(generate_graph(RECIPE)["edge_dst"], minlength=2000)
-    assert np.median(degrees) < 0.8 * degrees.mean() and degrees.max() > 10 * degrees.mean()
-
-
 def test_homophily_is_the_share_of_edges_that_stay_in_a_class():
     g = generate_graph(Recipe(20_000, 200_000, 1, 16, homophily=0.6))
     sizes = np.bincount(g["label"]) / 20_000
     inside = (g["label"][g["edge_src"]] == g["label"][g["edge_dst"]]).mean()
     by_chance = 0.4 * (sizes**2).sum()  # of those that are drawn from all nodes
     assert abs(inside - 0.6 - by_chance) < 0.05
-
-
-def test_the_seed_decides_everything():
-    first, again, other = (generate_graph(recipe) for recipe in (RECIPE, RECIPE, Recipe(2000, 30000, 16, 6, seed=4)))
-    for name in GRAPH_FILES:
-        assert np.array_equal(first[name], again[name])
-        assert not np.array_equal(first[name], other[name])
 
 
 def test_todays_seeds_give_yesterdays_graphs():
@@ -95,12 +83,6 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, tmp
     meta = json.loads((alone / "meta.json").read_text())
     assert (meta["num_nodes"], meta["num_edges"]) == (recipe.num_nodes, len(whole["edge_src"]))
     assert meta["both_directions"]
-
-
-def test_slices_are_even():
-    for size in (1, 2, 5):
-        slices = [sum(pairs.shape[1] for _, pairs in generate._pairs(RECIPE, rank, size)) for rank in range(size)]
-        assert sum(slices) == 15_000 and max(slices) <= 15_000 / size + 400  # a hub's row
 
 
 @pytest.mark.parametrize("comm", [1, 3], indirect=True)
@@ -168,12 +150,6 @@ def test_another_graph_is_refused_on_every_rank(comm: MPI.Intracomm) -> None:
         assert sorted(path.name for path in out.iterdir()) == sorted([*(f"{n}.npy" for n in GRAPH_FILES), "meta.json"])
 
 
-def test_disks_that_are_too_small_are_noticed_before_drawing(tmp_path):
-    with pytest.raises(StorageError, match="lacks space: the graph needs"):
-        write_graph(Recipe(2**31 - 1, 0, 10**7, 1), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_more_ends_than_can_be_told_apart_are_refused(monkeypatch):
     monkeypatch.setattr(generate, "_MAX_STUBS", 10_000)
     with pytest.raises(InvalidArgumentError, match=r"too large: 1\d{4} ends of edges, at most 10000"):
@@ -239,9 +215,3 @@ def test_each_pair_is_there_once_and_in_both_directions(recipe: Recipe):
 def test_impossible_recipes(arguments, message):
     with pytest.raises(InvalidArgumentError, match=message):
         Recipe(**{"num_nodes": 10, "num_edges": 20, "num_classes": 2, **arguments})
-
-
-def test_a_recipe_takes_numpys_integers():
-    numbers = {"num_nodes": 70_000, "num_edges": 40, "num_classes": 2}
-    recipe = Recipe(**{name: np.int32(number) for name, number in numbers.items()})
-    assert json.dumps(asdict(recipe)) == json.dumps(asdict(Recipe(**numbers)))

@@ -9,12 +9,9 @@ import damaged
 import h5py
 import numpy as np
 import pytest
-import torch
 from interrupted import interrupt, state
 from typed_parts import check_equal, typed_source
 
-import mpigraph
-from mpigraph.distgraph import partitioning
 from mpigraph.errors import StorageError
 from mpigraph.partition import output_folder, pipeline
 from mpigraph.partition.part_writer import PartWriter
@@ -212,15 +209,6 @@ def test_a_finished_graph_is_written_anew_and_that_is_told(killed: Killed, writt
     assert caplog.messages == [OTHERS.format(killed.out)]
 
 
-def test_nothing_to_resume_is_told(tmp_path: Path, caplog) -> None:
-    g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
-    partitioning.partition_graph(g, "g", 2, tmp_path, part_method="random", resume=True)
-    assert caplog.messages == [OTHERS.format(tmp_path)]
-    assignment = np.arange(170) % 3
-    partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=assignment, resume=True)
-    assert caplog.messages[1:] == [NO_PART.format(tmp_path / "h")]
-
-
 def test_parts_of_a_given_assignment_are_taken_up(tmp_path: Path, monkeypatch, written, caplog) -> None:
     source = typed_source(COUNTS, EDGES)
     assignment = np.arange(sum(source.num_nodes)) % 3
@@ -252,7 +240,7 @@ def test_a_second_run_into_the_folder_is_refused(killed: Killed, monkeypatch) ->
 
     def disturbed(writer: PartWriter, part: int) -> object:
         for name in ("g", "other"):
-            with pytest.raises(StorageError, match="/out: another run is writing to this folder$"):
+            with pytest.raises(StorageError, match="/out/partition: another process is writing this file$"):
                 partition_source(killed.source, name, 2, killed.out, "random")
             refused.append(name)
         return write(writer, part)

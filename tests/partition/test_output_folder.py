@@ -7,10 +7,8 @@ import pytest
 from layouts import shared_folder
 from mpi4py import MPI
 
-import mpigraph
 from mpigraph.cli import partition as command
 from mpigraph.cli.main import main
-from mpigraph.distributed import partition_graph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.output_folder import Sizes, check_vacant
@@ -114,11 +112,3 @@ def test_the_command_refuses_before_it_reads(
     assert main([*words, "--name", "two", "--overwrite"]) == 0
     assert PartConfig.read(tmp_path / "out" / "two.json").num_parts == 2
     assert not (tmp_path / "out" / "one.json").exists()
-
-
-def test_partition_graph_has_the_argument(tmp_path: Path) -> None:
-    g = mpigraph.graph(([0, 1], [1, 2]))
-    partition_graph(g, "one", 2, tmp_path)
-    with pytest.raises(InvalidArgumentError, match="overwrite=True"):
-        partition_graph(g, "two", 2, tmp_path)
-    partition_graph(g, "two", 2, tmp_path, overwrite=True)

@@ -155,17 +155,6 @@ def test_masks_are_checked_before_nodes_are_assigned(tmp_path, monkeypatch, name
         partition_source(read_source(tmp_path / "g.npz"), "g", 2, tmp_path / "out")
 
 
-@pytest.mark.parametrize("num_parts", [2, 5])
-def test_balance_of_classes_and_edges(tmp_path, num_parts):
-    src, dst = power_law(2000, 20000)
-    train = (np.arange(2000) < 300).astype(np.int8)  # training nodes are neighbours in the ids
-    source = homogeneous(2000, np.concatenate([src, dst]), np.concatenate([dst, src]))
-    result = partition_source(source, "g", num_parts, tmp_path, balance_classes={"_N": train}, balance_edges=True)
-    assert set(result.report["balance"]) == {"nodes class 0", "nodes class 1", "edges"}
-    assert max(result.report["balance"].values()) < 1.1
-    check_round_trip(source, result, num_parts)
-
-
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1])
 def test_every_seed_that_is_allowed_works(tmp_path, seed):
     source = homogeneous(50, *power_law(50, 300))

@@ -181,11 +181,12 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
 
     rest = {"graph_name": "h", "num_parts": 3, "part_method": "multilevel", "seed": 1, "balance_edges": True}
     graphs = {
-        "nodes and edges:": skewed(51, 200), "nodes and edges: ": skewed(50, 201), "types:": typed_source(),
+        "numbers of nodes and edges:": skewed(51, 200), "numbers of nodes and edges: ": skewed(50, 201),
+        "types:": typed_source(),
         "features:": replace(skewed(50, 200), node_feats={}),
     }  # fmt: skip
-    rows = ["sources of", "destinations of", "node feature 'id'", "edge feature 'ends'"]
-    rows += ["balance classes", "assignment"]
+    rows = ["edges", "edges", "rows of node feature 'id'", "rows of edge feature 'ends'"]
+    rows += ["assignment and balance classes"] * 2
     with shared_folder(comm) as folder:
         for name, other in rest.items():
             own = {name: other} if comm.rank == last else {}
@@ -201,7 +202,7 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
             features = (graph.node_feats["_N"]["id"].values, graph.edge_feats["_N:_E:_N"]["ends"].values)
             if comm.rank == last:
                 (*graph.edges[0], *features, classes, assignment)[number][-1] ^= 1
-            with pytest.raises(CollectiveError, match=f"\n  rows of {name}.*; .* on rank {last}"):
+            with pytest.raises(CollectiveError, match=f"\n  {name}.*; .* on rank {last}"):
                 cut(folder, graph, part_method="given", balance_classes={"_N": classes}, assignment=assignment)
         g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
         with pytest.raises(InvalidArgumentError, match=f"on rank {last}: num_parts must be an integer >= 1"):

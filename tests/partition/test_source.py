@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from interrupted import interrupt, state
 from layouts import shared_folder
 from mpi4py import MPI
 from typed_parts import check_equal
@@ -97,21 +96,6 @@ def test_an_error_is_the_same_on_every_rank(comm: MPI.Intracomm) -> None:
             GraphDataError, match=r"row 17: node feature 'feat' of '_N': 100000\.0, column 4 .* float16"
         ):
             partition_source(source, "g", 2, folder, "random", exchange=exchange, feat_dtype="float16")
-
-
-def test_a_killed_run_is_resumed_with_the_same_dtype_only(tmp_path: Path, monkeypatch, caplog) -> None:
-    source = graph()
-
-    def cut(dtype: str, resume: bool = False) -> Path:
-        return partition_source(source, "g", 4, tmp_path, "random", feat_dtype=dtype, resume=resume).config_path
-
-    told = {"float16": "2 of 4 parts are complete", "bfloat16": "no complete part is of this graph"}
-    for dtype, line in told.items():
-        interrupt(monkeypatch, 2, lambda: cut("float16"))
-        before = state(tmp_path)
-        path = cut(dtype, resume=True)
-        assert line in caplog.text and (state(tmp_path) == before) == (dtype == "float16")
-        check_features(path, getattr(torch, dtype), getattr(torch, dtype))
 
 
 def test_what_is_cut_again_stays_in_16_bits(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_all_measures_what_it_is_told(toy: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_share_of_the_remote_rows_is_a_size(toy: Path) -> None:
     args = argparse.Namespace(dir=toy, graph="S")
-    nodes = json.loads((toy / "S" / "parts-2" / "S.json").read_text())["node_map"]["_N"]
-    remote = max(end - begin for begin, end in nodes)
+    nodes = json.loads((toy / "S" / "parts-2" / "S.json").read_text())["nodes_of_parts"]
+    remote = max(nodes)[0]
     assert labor.cache_size(args, 0.0) == "none"
     bigger, smaller = labor.cache_size(args, 1.0), labor.cache_size(args, 0.5)
     slot = 100 * 4 + 8  # the features, and what a slot takes besides
@@ -131,15 +131,14 @@ def test_mag_is_prepared(tmp_path: Path) -> None:
     python("-c", "import prepare, pathlib, sys; prepare.prepare_mag(pathlib.Path(sys.argv[1]), 0.01)", tmp_path)
     config = json.loads((tmp_path / "parts-2" / "mag.json").read_text())
     ways = {r: r for r in mag.EDGES} | {(dst, f"rev_{name}", src): (src, name, dst) for src, name, dst in mag.EDGES}
-    found = {key: sum(end - begin for begin, end in ranges) for key, ranges in config["edge_map"].items()}
+    found = dict(zip(config["relations"], np.sum(config["edges_of_parts"], axis=0).tolist(), strict=True))
     assert found == {":".join(way): round(mag.EDGES[relation] * 0.01) for way, relation in ways.items()}
     assert max(config["report"]["balance"].values()) <= 1.1 and config["report"]["edge_cut_fraction"] < 0.38
     parts = np.load(tmp_path / "nodes-2.npz")
     nodes = {ntype: max(mag.BLOCKS, round(count * 0.01)) for ntype, count in mag.NODES.items()}
     assert {ntype: len(parts[ntype]) for ntype in parts.files} == nodes
-    for ntype in nodes:
-        sizes = [end - begin for begin, end in config["node_map"][ntype]]
-        assert np.bincount(parts[ntype], minlength=2).tolist() == sizes
+    for ntype, sizes in zip(config["ntypes"], zip(*config["nodes_of_parts"], strict=True), strict=True):
+        assert np.bincount(parts[ntype], minlength=2).tolist() == list(sizes)
 
 
 @pytest.mark.slow

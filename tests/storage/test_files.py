@@ -29,23 +29,6 @@ def test_a_new_file_replaces_the_old_one_when_it_is_whole(tmp_path: Path) -> Non
     assert path.read_bytes() == b"the other" and os.listdir(path.parent) == ["file"]
 
 
-def test_a_published_file_is_no_error_where_its_folder_cannot_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After an error the caller would remove the file, and the index of a save would lack it."""
-    really = os.open
-
-    def refuse(path: str, flags: int, *mode: int) -> int:
-        if flags & os.O_DIRECTORY:  # as of a folder of mode 0300
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return really(path, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with NewFile(tmp_path / "file", durable=True) as file:
-        file.write(b"whole")
-    assert (tmp_path / "file").read_bytes() == b"whole"
-
-
 def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "file"
     killed = (
@@ -73,7 +56,7 @@ def test_a_temporary_file_that_leads_elsewhere_is_not_written(tmp_path: Path) ->
     victim.write_text("precious")
     path = tmp_path / "out" / "file"
     path.parent.mkdir()
-    for put in (os.symlink, os.link, lambda _, there: os.mkfifo(there), lambda _, there: os.mkdir(there)):
+    for put in (os.symlink, lambda _, there: os.mkdir(there)):
         put(victim, temporary_name(path))
         with pytest.raises(StorageError, match=r"out/file: cannot write"):
             NewFile(path)
@@ -132,16 +115,6 @@ def test_a_full_disk_is_one_error(tmp_path: Path, space: str) -> None:
     lines = done.stdout.splitlines()
     words = "lacks space: dataset 'rows3' of" if space == "known" else "x.h5: cannot write: No space left on device"
     assert len(lines) == 3 and all(words in line for line in lines), done.stdout
-
-
-def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with open(temporary_name(path), "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match="another process"):
-            NewFile(path)
-    NewFile(path).discard()
-    assert os.listdir(tmp_path) == []
 
 
 def test_writers_that_queue_come_one_after_the_other(tmp_path: Path) -> None:

@@ -1,9 +1,7 @@
 """Names in files: whatever types, relations and features are called, files keep it, and the API has it as it is."""
 
-import json
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,23 +11,16 @@ from odd_names import NAMES, TYPES, odd_source
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.metadata.schema import Schema, parse_relation, relation_key
+from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.format import edge_feature_name, node_feature_name, node_orig_ids_name, relation_dataset_name
+from mpigraph.storage.format import edge_feature_name, node_feature_name
 
 RELATIONS = list(odd_source().schema.relations)
 
 
 def write_odd(directory: Path) -> str:
     return str(partition_source(odd_source(), "odd", 3, directory, "random").config_path)
-
-
-def test_names_of_datasets_are_those_of_older_files():
-    """Older files had no ":", "/" or "~" in names, and any other character as it is."""
-    assert node_orig_ids_name("a%b") == "nodes/a%b/orig_ids" and node_feature_name("a", "b.c %2F") == "a/b.c %2F"
-    assert relation_dataset_name("a:b c:d", "indptr") == "relations/a:b c:d/indptr"
-    assert edge_feature_name("a:b:d", "..") == "a:b:d/.."
 
 
 def test_names_of_datasets_differ():
@@ -50,14 +41,6 @@ def test_what_no_file_takes_is_named(name: str, message: str, where: str) -> Non
     with pytest.raises(InvalidArgumentError, match=message):
         ends = (np.zeros(1, np.int64), np.zeros(1, np.int64))
         GraphSource(Schema((ntype,), (relation,)), (2,), (ends,), nodes, edges)
-
-
-def test_files_are_escaped(tmp_path: Path) -> None:
-    content = json.loads(Path(write_odd(tmp_path)).read_text())
-    assert list(content["ntypes"]) == list(TYPES) and list(map(parse_relation, content["etypes"])) == RELATIONS
-    assert "/m/0:/people/person/place_of_birth:a~3Ab" in content["etypes"]
-    with h5py.File(tmp_path / "part0" / "node_feat.h5") as file:
-        assert set(file) == {"~2Fm~2F0", "a:b", "paper"} and {"~2F", "~7E2F", "a:b:c"} <= set(file["paper"])
 
 
 def test_a_graph_has_its_own_names(job: SharedJob) -> None:

@@ -126,6 +126,6 @@ def test_a_graph_of_an_older_format(oracle: Callable[..., str], tmp_path: Path) 
     del content["identity"]
     (tmp_path / f"{NAME}.json").write_text(json.dumps(content))
     with pytest.raises(
-        PartitionError, match=r"oracle.json: format version 1 .this library reads 5.: partition the graph"
+        PartitionError, match=r"oracle.json: format version 1 .this library reads 6.: partition the graph"
     ):
         PartConfig.read(tmp_path / f"{NAME}.json")

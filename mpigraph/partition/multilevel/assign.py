@@ -245,13 +245,7 @@ def _cut(nodes: I64, sample: list[I64], num_parts: int, within: I64, seed: int) 
 
 def _rows_of(keys: I64, edges: I64) -> Rows:
     """Return edges as rows in an order that depends on keys alone, since METIS's result depends on it."""
-    pairs = np.searchsorted(keys, edges[:, 0]) * len(keys)
-    pairs += np.searchsorted(keys, edges[:, 1])
-    order = np.argsort(pairs)
-    edge_weights = edges[order, 2]
-    del edges
-    pairs = pairs[order]
-    del order
-    indptr = np.searchsorted(pairs, np.arange(len(keys) + 1) * len(keys))
-    pairs %= len(keys)
-    return Rows(indptr.astype(np.int64), pairs, edge_weights)
+    rows, columns = np.searchsorted(keys, edges[:, 0]), np.searchsorted(keys, edges[:, 1])
+    order = np.lexsort((columns, rows))
+    indptr = np.searchsorted(rows, np.arange(len(keys) + 1), sorter=order)
+    return Rows(indptr.astype(np.int64), columns[order], edges[order, 2])

@@ -23,6 +23,8 @@ from mpigraph.partition.spill import MatrixSpill, Scratch
 
 _ITERATIONS = 3
 _TURNS = 8
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_NO_SALT = np.uint64(0)
 _ISOLATED = 64  # nodes without edges that are packed together, at least
 _PACKED = 1 << 19  # nodes that a rank sends to be packed at a time, about
 
@@ -88,12 +90,12 @@ class _Clusters:
     def sub_round(self, turn: int) -> None:
         """Let the nodes of a turn choose a cluster."""
         level = self._level
-        nodes = np.empty(level.num_own, np.int32)
-        labels = np.empty(level.num_own, np.int32)
         salt = combine(self._seed, 1, turn // _TURNS)
-        count = loops.propose_labels(level.graph, self.known, self._caps, turn % _TURNS, salt, nodes, labels)
-        nodes = nodes[:count]
-        labels = labels[:count]
+        nodes = _turn_of(level.keys[: level.num_own], turn % _TURNS, salt)
+        labels = np.empty(len(nodes), np.int32)
+        loops.best_labels(level.graph, self.known, self._caps, nodes, True, salt, labels)
+        moving = labels != self.labels[nodes]
+        nodes, labels = nodes[moving], labels[moving]
         targets = self.table.keys[labels]
         owners = self.mirror.owners(targets)
         accepted = self._ask(owners, targets, nodes, combine(self._seed, 2, turn), self._let_in) == 1
@@ -127,8 +129,6 @@ class _Clusters:
         level = self._level
         self._changed[self._count_members(-1, self.table.keys[self.labels[nodes]], nodes)] = True
         self.labels[nodes] = labels
-        if level.exchange.size == 1:
-            return
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
         told = np.empty(level.num_own, self.table.keys.dtype)
@@ -173,10 +173,10 @@ class _Clusters:
         favourites = np.empty(len(alone), np.int32)
         salt = combine(self._seed, 3)
         keys = self.table.keys
-        loops.favourite_labels(level.graph, self.known, np.full_like(self._caps, 2**62), alone, salt, favourites)
-        alone = alone[favourites != -1]
-        favourites = favourites[favourites != -1]
-        isolated = favourites == -2
+        loops.best_labels(level.graph, self.known, np.full_like(self._caps, 2**62), alone, False, salt, favourites)
+        isolated = level.rows.indptr[alone + 1] == level.rows.indptr[alone]
+        packed = isolated | (favourites >= 0)
+        alone, favourites, isolated = alone[packed], favourites[packed], isolated[packed]
         buckets = max(1, level.exchange.sum_of(int(np.count_nonzero(isolated))) // _ISOLATED)
         groups = keys[np.maximum(favourites, 0)]
         groups[isolated] = -1 - (hashes(keys[alone[isolated]], salt) % np.uint64(buckets)).astype(groups.dtype)
@@ -203,6 +203,15 @@ class _Clusters:
         first = np.empty(len(groups), np.int64)
         loops.pack_in_order(groups.astype(np.int64), weights, self._caps, first)
         return keys[first]
+
+
+def _turn_of(keys: Array, turn: int, salt: np.uint64) -> I32:
+    """Return int32[k], the nodes (int[n], their keys) whose turn it is: by a hash, modulo the number of turns."""
+    turns = []
+    for begin in range(0, max(len(keys), 1), _PACKED):  # since hashes take several times the memory of the keys
+        words = (keys[begin : begin + _PACKED].astype(np.uint64) ^ salt) + _GOLDEN  # as mix64 of kernels/rng.py begins
+        turns.append((begin + np.flatnonzero(hashes(words, _NO_SALT) % _TURNS == turn)).astype(np.int32))
+    return np.concatenate(turns)
 
 
 def _sums_of(count: int) -> loops.Sums:

@@ -75,13 +75,11 @@ class Mirror:
 
         Return their values as of now, [k, columns]; ``values``, [n, columns], are those of the own nodes.
         """
-        if self.exchange.size == 1:
-            return values[:0]
         route = Route(self.exchange, self.owners(keys))
         asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
         for told, begin, end in _runs(route.coming):
             self._told[told] = np.append(self._told[told], asked[begin:end])
-        ordered = positions[route.order]
+        ordered = positions if route.order is None else positions[route.order]
         for owner, begin, end in _runs(route.counts):
             self._followed[owner] = np.append(self._followed[owner], ordered[begin:end])
         return route.back(values.take(asked, axis=0))
@@ -93,8 +91,6 @@ class Mirror:
         Columns are int[n] each, or one int[n, columns]. Return int32[k], positions of followed nodes that have changed,
         and int[k, columns], their values.
         """
-        if self.exchange.size == 1:
-            return np.empty(0, np.int32), np.column_stack([column[:0] for column in columns])
         if changed is None:
             changed = np.ones(self.num_own, np.bool_)
         leaving = [_changed_rows(nodes, changed, columns) for nodes in self._told]

@@ -115,24 +115,17 @@ def _best_label(graph: Graph, u: int, clusters: Clusters, start: int, caps: I64,
 
 
 @njit()
-def propose_labels(
-    graph: Graph, clusters: Clusters, caps: I64, turn: int, salt: np.uint64, out_nodes: I32, out_labels: I32
-) -> int:
-    """Find the best cluster of each node whose turn it is (hash modulo 8).
+def best_labels(
+    graph: Graph, clusters: Clusters, caps: I64, nodes: Array, stay: bool, salt: np.uint64, out: I32
+) -> None:
+    """Find the best cluster of each of some nodes.
 
-    caps: int64[criteria], the most that a cluster may weigh.  out_nodes, out_labels: int32[n], filled with the nodes
-    that want to move, and their targets.  Returns their number.
+    caps: int64[criteria], the most that a cluster may weigh.  nodes: int[p].  stay: a node may stay where it is.
+    out: int32[p], the labels; -1 for a node that may not stay and finds no other cluster.
     """
-    count = 0
-    for u in range(len(graph.rows.indptr) - 1):
-        if np.int64(mix64(np.uint64(clusters.keys[u]) ^ salt) & np.uint64(7)) != turn:
-            continue
-        best = _best_label(graph, u, clusters, clusters.labels[u], caps, salt)
-        if best != clusters.labels[u]:
-            out_nodes[count] = u
-            out_labels[count] = best
-            count += 1
-    return count
+    for k in range(len(nodes)):
+        u = nodes[k]
+        out[k] = _best_label(graph, u, clusters, clusters.labels[u] if stay else -1, caps, salt)
 
 
 @njit()
@@ -162,20 +155,6 @@ def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: 
         members[clusters[i]] += sign
         for c in range(weights.shape[1]):
             loads[clusters[i], c] += sign * weights[i, c]
-
-
-@njit()
-def favourite_labels(graph: Graph, clusters: Clusters, caps: I64, nodes: I32, salt: np.uint64, out: I32) -> None:
-    """Find for some nodes the cluster that they would join, by caps that no cluster reaches.
-
-    nodes: int32[p].  out: int32[p], the labels; -1 for a node without edges to other clusters, -2 without any.
-    """
-    indptr = graph.rows.indptr
-    for k in range(len(nodes)):
-        u = nodes[k]
-        out[k] = -2
-        if indptr[u] < indptr[u + 1]:
-            out[k] = _best_label(graph, u, clusters, -1, caps, salt)
 
 
 @njit()
