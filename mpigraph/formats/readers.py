@@ -50,12 +50,6 @@ _OF_PYG = "META.json"
 _PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg)
 LAYOUTS = (IGB, GRAPHBOLT, _PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB, MAG240M, TABLES, HDF5, NPZ)
 """In the order in which they are tried."""
-_OPTIONS = {
-    "num_nodes": "the number of nodes",
-    "nodes": "files of nodes",
-    "tables": "what columns are",
-    "dataset": "the name of a data set",
-}
 
 
 @collective("ranks", "inside a block of ``exchange.together``")
@@ -64,7 +58,6 @@ def read_source(
     num_nodes: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     *,
-    dataset: str | None = None,
     undirected: bool = False,
     add_reverse: bool = False,
     nodes: Sequence[str | os.PathLike[str]] = (),
@@ -79,7 +72,6 @@ def read_source(
             ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
         scratch: folder of temporary files, which text (in parquet, too) and DGL's parts need; None for the system's.
-        dataset: name of an OGB data set, such as "ogbn-products", if the directory has another name.
         undirected: add the reverse of every edge (:func:`add_reverse_edges`).
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
@@ -101,7 +93,7 @@ def read_source(
         raise GraphDataError(f"{path}: neither a file nor a directory")
     ranks = ReadingRanks(None if scratch is None else Path(scratch), exchange)
     options = ReadOptions(
-        num_nodes, ranks, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
+        num_nodes, ranks, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
     )
     source = _read_path(path, options)
     vars(source)["ranks"] = ranks  # whose files lie as long as the graph
@@ -120,10 +112,9 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
         if layout is None:
             known = (f"{layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks)
             raise GraphDataError(f"a directory with neither {' nor '.join(known)}")
-        for name, words in _OPTIONS.items():
-            if getattr(options, name) != getattr(ReadOptions(ranks=options.ranks), name) and name not in layout.takes:
-                takers = dict.fromkeys(layout.name for layout in LAYOUTS if name in layout.takes)
-                raise GraphDataError(f"{words} cannot be given for {layout.name}, only for {', '.join(takers)}")
+        if not layout.takes and (options.num_nodes, options.nodes, options.tables) != (None, (), TableOptions()):
+            words = f"the number of nodes cannot be given for {layout.name}, nor files of nodes or what columns are"
+            raise GraphDataError(f"{words}: only for csv and parquet files")
         return replace(layout.read(path, options), path=str(path))
 
 

@@ -301,13 +301,16 @@ def test_chunked_graph_of_dgl(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda m: m.pop("node_type"), r"metadata.json: num_nodes_per_chunk must have a list of counts for each"),
-        (lambda m: m["num_edges_per_chunk"][0].append(-1), "num_edges_per_chunk must have a list of counts"),
+        (lambda m: m.pop("node_type"), r"metadata.json: num_nodes_per_chunk must have counts for each"),
+        (lambda m: m["num_edges_per_chunk"].append([1]), "num_edges_per_chunk must have counts"),
         (lambda m: m["edge_type"].__setitem__(0, "likes"), r"<src>:<rel>:<dst>, with types of .* \(got 'likes'\)"),
-        (lambda m: m["edges"].pop("user:likes:item"), "edges of 'user:likes:item' must have a format with a name"),
-        (lambda m: m["edges"]["user:likes:item"]["format"].update(name="zarr"), "format 'zarr'"),
+        (lambda m: m["edges"].pop("user:likes:item"), "edges: user:likes:item: format: name must be a string"),
+        (lambda m: m["edges"]["user:likes:item"]["format"].update(name="zarr"), "format: 'zarr' is not known"),
         (lambda m: m["edges"]["user:likes:item"]["data"].__setitem__(1, "no.npy"), "no.npy: cannot be read: No such"),
-        (lambda m: m["num_edges_per_chunk"][0].__setitem__(0, 21), r"0.npy must have 21 rows, .* \(got 20\)"),
+        (
+            lambda m: m["num_edges_per_chunk"][0].__setitem__(0, 21),
+            r"edges: user:likes:item must have 71 rows \(got 70",
+        ),
         (lambda m: m["node_data"]["user"]["feat"]["data"].pop(0), "'feat' of 'user' must have 25 rows"),
         (lambda m: m.update(node_data=3), "metadata.json: node_data must be a mapping"),
     ],
