@@ -151,15 +151,21 @@ def rewrite(path: Path, change) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda text: text.replace('"num_parts": 2', '"num_parts": 3'), "cannot be read: KeyError"),
-        (lambda text: text.replace('"num_nodes": 136', '"num_nodes": 137'), "node_map covers 136 ids, expected 137"),
+        (lambda text: text.replace('"num_parts": 2', '"num_parts": 3'), "cannot reshape"),
+        (
+            lambda text: text.replace('"num_nodes": 136', '"num_nodes": 137'),
+            "ranges in node_map do not follow each other from 0 to 137",
+        ),
         (
             lambda text: text.replace('"author": [[0, ', '"author": [[1, '),
             "ranges in node_map do not follow each other",
         ),
         (lambda text: text.replace("part0/graph.dgl", "part1/graph.dgl"), "its own nodes are not those that g.json"),
         (lambda text: text.replace("author:writes", "paper:writes"), r"\('paper', 'writes', 'paper'\) ends in a node"),
-        (lambda text: text.replace("author:writes:paper", "writes"), "'writes' must be <src>:<rel>:<dst>"),
+        (
+            lambda text: text.replace("author:writes:paper", "writes"),
+            "an edge type is <src>:<rel>:<dst>, with types of",
+        ),
         (lambda text: text.replace('"ntypes"', '"types"'), "node_map has no types, as before DGL 1.0"),
         (lambda text: text.replace('"part_graph": "part1/graph.dgl"', '"part_graph_graphbolt": "a.pt"'), "is a pickle"),
         (lambda text: text.replace('"node_feats": "part0', '"node_feats": "part1'), "must have .* rows"),
@@ -172,19 +178,6 @@ def test_configurations_that_contradict_the_files(tmp_path, change, message):
     with pytest.raises(GraphDataError) as error:
         read_source(tmp_path / "g.json")
     assert str(tmp_path) in str(error.value) and re.search(message, str(error.value))
-
-
-def test_what_dgl_left_beside_the_parts_is_named(tmp_path):
-    write_partition(tmp_path, typed(), random_parts(typed(), 2), Layout(ids="beside"))
-    assert read_source(tmp_path / "g.json").left_out == ()
-    for part in range(2):
-        (tmp_path / f"part{part}" / "fused_csc_sampling_graph.pt").write_bytes(b"?")
-    (tmp_path / "part1" / "notes.txt").write_text("")
-    (tmp_path / "other.json").write_text("{}")  # of no part
-    assert read_source(tmp_path / "g.json").left_out == (
-        "fused_csc_sampling_graph.pt (a pickle, which can run code) of 2 parts",
-        "notes.txt of 1 part",
-    )
 
 
 def test_a_feature_that_a_part_lacks_is_an_error(tmp_path):
