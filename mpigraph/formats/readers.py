@@ -24,7 +24,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.dgl_chunked import CHUNKED
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.formats.graphbolt import GRAPHBOLT
-from mpigraph.formats.input_files import UNREADABLE, checked_parts, first_bytes, mapped_npy, reading
+from mpigraph.formats.input_files import checked_parts, first_bytes, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.ogb import OGB
@@ -141,42 +141,27 @@ def read_assignment(
             exist; names the file and the row.
     """
     path = Path(path)
-    if not path.exists():
-        raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_dir():
-        parts = _parts_in(path)
-        return checked_parts(path, parts, sum(num_nodes), num_parts)
-    whole = np.empty(sum(num_nodes), np.int32)
-    done = 0
+        return checked_parts(path, _parts_in(path), sum(num_nodes), num_parts)
+    parts = [np.empty(0, np.int32)]
     for ntype, count in zip(schema.ntypes, num_nodes, strict=True):
-        file = _file_of(path, ntype, count)
+        file = next((file for ending in _ENDINGS if os.path.lexists(file := path / f"{ntype}{ending}")), None)
         if file is not None:
-            whole[done : done + count] = checked_parts(file, _parts_in(file), count, num_parts)
-        done += count
-    return whole
-
-
-def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
-    """Return the file of a node type; None for a type without a file and without nodes."""
-    files = [file for ending in _ENDINGS if os.path.lexists(file := folder / f"{ntype}{ending}")]
-    if len(files) > 1:
-        raise GraphDataError(f"{folder} has both {files[0].name} and {files[1].name}: which one is meant?")
-    if not files and count:
-        wanted = f"{ntype}.txt or {ntype}.npy"
-        raise GraphDataError(f"{folder} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
-    return files[0] if files else None
+            parts.append(checked_parts(file, _parts_in(file), count, num_parts))
+        elif count:
+            wanted = f"{ntype}.txt or {ntype}.npy"
+            raise GraphDataError(f"{path} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
+    return np.concatenate(parts)
 
 
 def _parts_in(path: Path) -> RowArray:
-    if first_bytes(path, len(_NPY)) == _NPY:
-        return mapped_npy(path)
-    try:
+    with reading(path):
+        if first_bytes(path, len(_NPY)) == _NPY:
+            return mapped_npy(path)
         os.close(open_regular(path))
         is_empty = not path.stat().st_size
         table: I64 = np.zeros((0, 1), int) if is_empty else np.loadtxt(path, np.int64, comments=None, ndmin=2)
-    except UNREADABLE as error:
-        raise GraphDataError(f"{path}: must have one part in each line: {error}") from error
-    if table.shape[1] != 1:
-        advice = "of nodes and parts DGL's parmetis_postprocess.py makes a folder with one file for each node type"
-        raise GraphDataError(f"{path}: must have one part in each line (got {table.shape[1]} numbers; {advice})")
-    return table[:, 0]
+        if table.shape[1] != 1:
+            advice = "of nodes and parts DGL's parmetis_postprocess.py makes a folder with a file for each node type"
+            raise GraphDataError(f"must have one part in each line (got {table.shape[1]} numbers; {advice})")
+        return table[:, 0]

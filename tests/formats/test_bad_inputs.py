@@ -53,7 +53,7 @@ def read_everything(path):
 def test_arrays_that_were_not_written_to_the_end(tmp_path):
     (tmp_path / "a.npy").write_bytes(header((100,)) + bytes(64))
     deflated(tmp_path / "a.npz", a=header((100,)) + bytes(64))
-    with pytest.raises(GraphDataError, match="too short: it ends in row 8 of 100"):
+    with pytest.raises(GraphDataError, match="a.npy: too short"):
         mapped_npy(tmp_path / "a.npy")
     with pytest.raises(GraphDataError, match=r"a\.npz: a: cannot be read"):
         mapped_npz(tmp_path / "a.npz")
@@ -356,6 +356,3 @@ def test_lsc_splits_and_years(tmp_path):
         np.savez(tmp_path / "split_dict.npz", train=train, valid=[], test=[])
         with pytest.raises(GraphDataError, match="train must be ids of nodes"):
             read_source(tmp_path)
-    np.save(folder / "a" / "node_year.npy", np.full((4, 1), 2018))
-    with pytest.raises(GraphDataError, match="one year for each label"):
-        read_source(tmp_path)
