@@ -160,8 +160,9 @@ def _graph(
     left_out: Iterable[str],
 ) -> GraphSource:
     """Return the graph with a feature of each array that fits one of its ``owners``."""
-    feats: dict[Owner, dict[str, Feature]] = {owner: {} for owner in (*counts, *edges)}
-    sizes: dict[Owner, int] = {**counts, **{relation: len(src) for relation, (src, _) in edges.items()}}
+    sizes: dict[Owner, int] = {relation: len(src) for relation, (src, _) in edges.items()}
+    sizes.update(counts.items())
+    feats: dict[Owner, dict[str, Feature]] = {owner: {} for owner in sizes}
     unread = list(left_out)
     for name, values in arrays.items():
         of, short = owners(name)

@@ -149,9 +149,10 @@ class _Raw:
             num_edges = len(self.edges[relation][0]) if relation in self.edges else 0
             if count != num_edges:
                 raise GraphDataError(f"{place} says {count} edges, but there are {num_edges}")
-        node_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
+        node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in self.counts}
+        node_feats |= {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
         edge_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, tuple)}
-        return graph_of(self.counts, self.edges, {ntype: {} for ntype in self.counts} | node_feats, edge_feats)
+        return graph_of(self.counts, self.edges, node_feats, edge_feats)
 
     def _add(self, place: str, owner: Owner, name: str, values: RowArray) -> None:
         """Add an array of a node type or relation, which ``place`` holds; a name "" means their number."""
