@@ -17,7 +17,7 @@ from jobs import clean_environment, launcher, run_job, started, warm_python
 
 from mpigraph.cli.launch import read_hosts
 from mpigraph.cli.main import main
-from mpigraph.config import Config, slurm_allocation
+from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
 VERSIONS = {
@@ -150,13 +150,6 @@ def test_what_the_arguments_become(capsys, tmp_path):
     ]  # fmt: skip
     assert result[result.index("env") - 2 : result.index("env")] == ["-iface", "eth 0"]
     assert result[result.index("-ppn") + 1] == "2"
-
-
-def test_the_variables_are_defaults_of_the_job(monkeypatch):
-    monkeypatch.setenv("MPIGRAPH_NUM_SERVERS", "3")
-    monkeypatch.setenv("MPIGRAPH_NUM_WORKER_THREADS", "4")
-    assert (Config.from_env().num_servers, Config.from_env().num_worker_threads) == (3, 4)
-    assert Config.from_env(num_servers=0).num_servers == 0
 
 
 BAD_HOSTS = [

@@ -17,7 +17,6 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, relation_key
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 
 COUNTS = {"author": 40, "field": 6, "paper": 90}
@@ -185,21 +184,3 @@ def test_a_feature_that_a_part_lacks_is_an_error(tmp_path):
     (tmp_path / "part1" / "node_feat.dgl").write_bytes(tensors({}))
     with pytest.raises(GraphDataError, match="part1/node_feat.dgl: feature 'id' of '_N' is missing, which other parts"):
         read_source(tmp_path / "g.json")
-
-
-@pytest.mark.parametrize("make", [typed, plain])
-def test_the_same_assignment_gives_the_same_files(tmp_path, make):
-    """DGL's parts, brought in, are the parts of the original graph with DGL's assignment, bit for bit."""
-    source = make()
-    parts = random_parts(source, 3)
-    write_partition(tmp_path / "dgl", source, parts, Layout(ids="graph"))
-    assert main(["partition", str(tmp_path / "dgl" / "g.json"), "-o", str(tmp_path / "out")]) == 0
-    assignment = np.concatenate(parts)
-    partition_source(source, "g", 3, tmp_path / "direct", "given", assignment=assignment)
-    found, direct = (read_partition(tmp_path / name / "g.json") for name in ("out", "direct"))
-    for r in range(len(found.schema.relations)):
-        for some, other in zip(found.edges[r], direct.edges[r], strict=True):
-            assert np.array_equal(some[:], other[:])
-        assert np.array_equal(found.edge_ids[r][:], direct.edge_ids[r][:])
-    for t in range(len(found.schema.ntypes)):
-        assert np.array_equal(found.node_ids[t][:], direct.node_ids[t][:])

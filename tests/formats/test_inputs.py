@@ -310,6 +310,8 @@ def test_chunked_graph_of_dgl(tmp_path):
         ),
         (lambda m: m["node_data"]["user"]["feat"]["data"].pop(0), "'feat' of 'user' must have 25 rows"),
         (lambda m: m.update(node_data=3), "metadata.json: node_data must be a mapping"),
+        (lambda m: m.update(node_data={"b": {}}), "node_data of 'b', which is not one of the types"),
+        (lambda m: m["edges"]["user:likes:item"].update(data="e.npy"), "data must be a list of files"),
     ],
 )
 def test_wrong_metadata_name_the_file(tmp_path, change, message):

@@ -146,11 +146,6 @@ def test_reverse_edges_are_added_once_where_name_or_user_say_so(tmp_path, name, 
     assert rows(source.edge_feats["_N:_E:_N"]["reltype"].values).tolist() == [7, 8, 9] * (1 + is_doubled)
 
 
-def test_the_folder_is_known_from_inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(write_text(tmp_path / "ogbn_products"))
-    assert len(ends(read_source("."))) == 6
-
-
 def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
     with caplog.at_level(logging.WARNING):
         source = read_source(write_text(tmp_path / "mine"))
