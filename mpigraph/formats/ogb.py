@@ -138,7 +138,7 @@ class _Raw:
             for name in ("train", "valid", "test"):
                 columns = self._columns(train.with_name(f"{name}.csv.gz"), "int64")
                 ids[name] = (
-                    _short(train.with_name(name)),
+                    _short(train.with_name(f"{name}.csv.gz")),
                     np.concatenate([np.zeros(0, int), *(it[:] for it in columns)]),
                 )
             ntype = train.parent.name if of_types else DEFAULT_NTYPE
