@@ -67,9 +67,7 @@ def as_graph(obj: Any) -> HeteroGraph:
     )
 
 
-def from_files(
-    path: str | os.PathLike[str], num_nodes: int | None = None, *, undirected: bool = False, dataset: str | None = None
-) -> HeteroGraph:
+def from_files(path: str | os.PathLike[str], num_nodes: int | None = None, *, undirected: bool = False) -> HeteroGraph:
     """Read a graph from any file or folder that ``python -m mpigraph partition`` reads.
 
     That includes partitioned graphs of this library, DGL and PyG. Original ids that differ from the numbers of nodes
@@ -80,14 +78,13 @@ def from_files(
         num_nodes: number of nodes of an edge list in csv or parquet whose ids are 0 to ``num_nodes - 1``.
         undirected: add the reverse of every edge, unless the files have it: within a type to the same relation, else
             as a relation ``rev_<name>``.
-        dataset: name of an OGB data set, such as "ogbn-products", if its directory has another name.
 
     Raises:
         GraphDataError: the path has no graph that can be read; the message names it.
         PartitionError, ShardFormatError: a partitioned graph is damaged.
     """
     read = partial(read_source, exchange=ALONE)  # not collective: this process alone
-    source = read(path, num_nodes, dataset=dataset, undirected=undirected)
+    source = read(path, num_nodes, undirected=undirected)
     schema = source.schema
     edges = {
         relation: (np.array(src[:], np.int64), np.array(dst[:], np.int64))

@@ -13,9 +13,8 @@ import shlex
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
 
 from mpigraph.cli.grammar import Copy
 from mpigraph.cli.launch import Host, read_hosts, ssh_options
@@ -24,27 +23,6 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import parts_of_hosts
 
 _HERE = ("localhost", "127.0.0.1", "::1")
-_KINDS = ("part_graph", "node_feats", "edge_feats")
-
-
-class _Plan(NamedTuple):
-    config_path: str  # absolute, as all paths here
-    config: PartConfig
-    workspace: str  # on the hosts
-    data: str  # the parts' directory on the hosts
-    scripts: str | None
-
-    def files_by_directory(self, host: int, num_hosts: int) -> dict[str, list[str]]:
-        """Return the parts' files that a host needs, by the directory on the host that they go to."""
-        files: dict[str, list[str]] = {}
-        for part in parts_of_hosts([host], num_hosts, self.config.num_parts):
-            for kind in _KINDS:
-                relative = PurePosixPath(self.config.files[part][kind])
-                source = os.path.abspath(self.config.part_path(part, kind))
-                if not os.path.isfile(source):
-                    raise PartitionError(f"{source}: no such file (part {part} of {self.config_path})")
-                files.setdefault(os.path.join(self.data, relative.parent), []).append(source)
-        return files
 
 
 class _Site:
@@ -70,14 +48,27 @@ class _Site:
 
 def copy(options: Copy) -> int:
     """Copy a graph and scripts to all hosts; return the exit status."""
-    plan = _read_plan(options)
+    workspace, scripts = os.path.normpath(options.workspace), options.script_folder
+    if not os.path.isabs(workspace):
+        raise InvalidArgumentError(f"--workspace must be an absolute path, the same on every host (got {workspace!r})")
+    if scripts is not None and not os.path.isdir(scripts):
+        raise InvalidArgumentError(f"--script_folder: no such directory: {scripts!r}")
+    config = PartConfig.read(os.path.abspath(options.part_config))
     if options.ip_config is None:
         raise InvalidArgumentError("--ip_config is needed (inside of Slurm, 'stage' copies to the nodes' disks)")
     sites = [_Site(host, options) for host in read_hosts(Path(options.ip_config))]
-    planned = list(_commands(plan, sites))  # so that every error is raised before the first copy
+    data = os.path.normpath(os.path.join(workspace, options.rel_data_path))
+    for_all = [(workspace, [os.path.abspath(scripts)])] if scripts is not None else []
+    for_all.append((data, [str(config.path)]))
+    commands: list[tuple[str, list[str]]] = []  # all before the first one runs, so that every error shows before
+    for index, site in enumerate(sites):
+        files = _files_of(config, data, index, len(sites))
+        # a host that cannot be reached shows before the first copy
+        commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data, *files])))
+        commands += [(site.name, site.send(sources, where)) for where, sources in (*files.items(), *for_all)]
     if shutil.which("rsync") is None and not options.dry_run:
         raise InvalidArgumentError("there is no rsync on PATH: install it here and on every host")
-    for name, argv in planned:
+    for name, argv in commands:
         print(shlex.join(argv), flush=True)
         if options.dry_run:
             continue
@@ -87,25 +78,13 @@ def copy(options: Copy) -> int:
     return 0
 
 
-def _read_plan(options: Copy) -> _Plan:
-    workspace, scripts = options.workspace, options.script_folder
-    if not os.path.isabs(workspace):
-        raise InvalidArgumentError(f"--workspace must be an absolute path, the same on every host (got {workspace!r})")
-    if scripts is not None and not os.path.isdir(scripts):
-        raise InvalidArgumentError(f"--script_folder: no such directory: {scripts!r}")
-    config_path = os.path.abspath(options.part_config)
-    data = os.path.normpath(os.path.join(workspace, options.rel_data_path))
-    scripts = os.path.abspath(scripts) if scripts is not None else None
-    return _Plan(config_path, PartConfig.read(config_path), os.path.normpath(workspace), data, scripts)
-
-
-def _commands(plan: _Plan, sites: list[_Site]) -> Iterator[tuple[str, list[str]]]:
-    of_sites = [plan.files_by_directory(index, len(sites)) for index in range(len(sites))]
-    for site, files in zip(sites, of_sites, strict=True):  # a host that cannot be reached shows before the first copy
-        yield site.name, site.run(["mkdir", "-p", "--", plan.workspace, plan.data, *files])
-    for site, files in zip(sites, of_sites, strict=True):
-        copies = [*files.items(), (plan.data, [plan.config_path])]
-        if plan.scripts is not None:
-            copies.insert(-1, (plan.workspace, [plan.scripts]))
-        for directory, sources in copies:
-            yield site.name, site.send(sources, directory)
+def _files_of(config: PartConfig, data: str, host: int, num_hosts: int) -> dict[str, list[str]]:
+    """Return the parts' files that a host needs, by the directory on the host that they go to."""
+    files: dict[str, list[str]] = {}
+    for part in parts_of_hosts([host], num_hosts, config.num_parts):
+        for kind, name in config.files[part].items():
+            source = os.path.abspath(config.part_path(part, kind))
+            if not os.path.isfile(source):
+                raise PartitionError(f"{source}: no such file (part {part} of {config.path})")
+            files.setdefault(os.path.join(data, os.path.dirname(name)), []).append(source)
+    return files

@@ -23,8 +23,7 @@ from mpigraph.reports.verdict import judge
 from mpigraph.trace import span
 
 _LEAST = 64 << 20  # bytes of a node for a graph: many containers have so few in /dev/shm
-_NUMBER = 4096  # of a host's rows, all read at a time, and of the words of a request for neighbours
-_ROW_BYTES = 400
+_NUMBER = 4096  # of the words of a request for neighbours
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 
 
@@ -88,60 +87,44 @@ def _findings(world: Any) -> Iterator[tuple[str, str]]:
 
 @collective("world.comm")
 def _rows(world: Any) -> Iterator[tuple[str, str]]:
-    """Read random rows in all ways that work, on the first trainer of each node; the slowest one counts."""
-    from mpigraph.mpi.agree import allgather_bytes
-    from mpigraph.mpi.wait import until
+    """Read rows of other nodes in all ways that work."""
     from mpigraph.rows.service import RowService
     from mpigraph.rows.trial import choose_transport
-    from mpigraph.rows.window import RowWindow
 
     service = RowService(world)
-    rates = choose_transport(service)
-    window = RowWindow(service, np.arange(len(world.hosts) + 1) * _NUMBER, (_ROW_BYTES,), "u1")
-    seconds = np.zeros(1)
-    if world.local_trainer == 0:
-        hosts = np.flatnonzero(world.is_local)
-        ids = np.random.default_rng(world.rank).permutation(np.arange(_NUMBER) + np.resize(hosts, _NUMBER) * _NUMBER)
-        seconds[:] = _seconds(partial(window.gather, ids))
-    with world.watch("reading rows"):
-        until(world.comm.Ibarrier().Test, moves=service.hosts.progress)
-        window.close()
-        slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
-    yield "rows of the node", f"{_NUMBER * _ROW_BYTES / slowest / 1e9:.2f} GB/s"
-    for name, rate in rates.items():
+    for name, rate in choose_transport(service).items():
         use = ", which jobs use" * (service.transport is not None and name == service.transport.name)
         yield f"rows, {name}", f"{rate / 1e9:.2f} GB/s{use}"
 
 
 @collective("world.comm")
 def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
-    """Ask all hosts of other nodes at once, in each way that neighbours can travel; the slowest trainer counts."""
+    """Ask all hosts of other nodes at once, as jobs do; the slowest trainer counts."""
     from mpigraph.mpi.agree import allgather_bytes
     from mpigraph.mpi.hosts import Hosts
     from mpigraph.mpi.messages import HEAD
-    from mpigraph.sampling.exchanges import EXCHANGES, open_exchange
+    from mpigraph.sampling.exchanges import open_exchange
 
     def answer(words: I64) -> I64:
         return np.concatenate([np.zeros(HEAD, np.int64), words])
 
     hosts = Hosts(world)
-    chosen = open_exchange(hosts, answer)
-    able = [kind for kind in EXCHANGES if world.threads_may_communicate or not kind.needs_threads]
-    for kind in [] if world.all_local else able:
-        exchange = chosen if isinstance(chosen, kind) else kind(hosts, answer)
-        seconds = np.zeros(1)
-        if world.is_trainer:
-            asked = {rank: np.full(1 + _NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
-            seconds[:] = _seconds(partial(exchange.ask, asked, lambda: None, "the trial"))
-            exchange.leave()
-        with world.watch("asking for neighbours"):
-            request = world.comm.Ibarrier()
-            while not request.Test():
-                if not any([hosts.progress(), exchange.progress()]):
-                    time.sleep(1e-5)
-            slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
-        text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _NUMBER)} to and from each host of other nodes"
-        yield f"neighbours, {kind.name}", text + ", which jobs use" * (exchange is chosen)
+    exchange = open_exchange(hosts, answer)
+    if world.all_local:
+        return
+    seconds = np.zeros(1)
+    if world.is_trainer:
+        asked = {rank: np.full(1 + _NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
+        seconds[:] = _seconds(partial(exchange.ask, asked, lambda: None, "the trial"))
+        exchange.leave()
+    with world.watch("asking for neighbours"):
+        request = world.comm.Ibarrier()
+        while not request.Test():
+            if not any([hosts.progress(), exchange.progress()]):
+                time.sleep(1e-5)
+        slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
+    text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _NUMBER)} to and from each host of other nodes"
+    yield f"neighbours, {exchange.name}", text
 
 
 def _seconds(work: Callable[[], object]) -> float:

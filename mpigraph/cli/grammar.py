@@ -103,11 +103,6 @@ class Partition:
     balance_edges: bool = option("spread the edges evenly", default=False)
     seed: int = option("equal seeds give equal parts (%(default)s)", default=0)
     name: str | None = option("name of the graph (default: name of INPUT)", "NAME")
-    dataset: str | None = option(
-        "which dataset of OGB INPUT is, such as ogbn-products, if its directory has another name: this says whether "
-        "reverse edges are to be added",
-        "NAME",
-    )
     undirected: bool = option(
         "add the reverse of every edge: within a type to the same relation, else as a relation rev_<name>",
         default=False,

@@ -113,7 +113,6 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
         options.input,
         int(counts[0]) if counts else None,
         scratch,
-        dataset=options.dataset,
         undirected=options.undirected,
         add_reverse=options.add_reverse,
         nodes=files,

@@ -40,17 +40,13 @@ _HETERO_GRAPHS = 2  # the kind
 _META = 4096  # bytes before the graphs
 
 _COO, _CSR, _CSC = 1, 2, 4  # bits of the formats in which a relation is stored
-_FLAGS = 1 << 32  # set where formats are given as bits; before, one was given by its number
-_BY_NUMBER = {1: _COO, 2: _CSR, 3: _CSC}
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
-_MOST_DIMENSIONS = 32
 
 
 class PartGraph(NamedTuple):
     """The graph in a part's ``graph.dgl``: edges int[m] between nodes numbered inside the part, and data by name."""
 
-    num_nodes: int
     src: Array
     dst: Array
     ndata: dict[str, Array]
@@ -81,7 +77,7 @@ def read_part_graph(path: Path) -> PartGraph:
         stream.at = _META
         stream.at = stream.number()
         stream.magic(_HETERO, "graph")
-        _skip_types(stream)
+        stream.skip_types()
         relations = stream.number()
         if relations != 1:
             raise stream.error(f"has a graph of {relations} relations (the graph of a part has one)")
@@ -92,13 +88,8 @@ def read_part_graph(path: Path) -> PartGraph:
             raise stream.error("has a typed graph (the graph of a part has no types)")
         if len(src) and not 0 <= min(src.min(), dst.min()) <= max(src.max(), dst.max()) < counts[0]:
             raise stream.error("an edge ends in a node that does not exist")
-        tables = []
-        for (frame,), length, what in zip(data, (counts[0], len(src)), ("nodes", "edges"), strict=True):
-            for name, feature in frame.items():
-                if feature.values.shape[:1] != (length,):
-                    raise stream.error(f"data {name!r} must have a row for each of {length} {what}")
-            tables.append({name: np.asarray(feature.values) for name, feature in frame.items()})
-        return PartGraph(counts[0], src, dst, *tables)
+        tables = [{name: np.asarray(feature.values) for name, feature in frame.items()} for (frame,) in data]
+        return PartGraph(src, dst, *tables)
 
 
 @contextmanager
@@ -142,12 +133,12 @@ class _Stream:
     def array(self) -> Feature:
         self.magic(_NDARRAY, "array")
         _, _, ndim, code, bits, lanes = self.unpack("<QQiBBH")  # the first: reserved; the device that it was on
-        if not 0 <= ndim <= _MOST_DIMENSIONS or code not in _KINDS or lanes != 1:
+        if code not in _KINDS or lanes != 1:
             raise self.error(f"has an array of {ndim} dimensions and of type {code}, {bits}, {lanes} at byte {self.at}")
         *shape, size = self.unpack(f"<{ndim}qQ")
         name = f"{_KINDS[code]}{bits}"
         dtype = np.dtype(np.uint16 if name == "bfloat16" else name)
-        if min(shape, default=0) < 0 or size != int(np.prod(shape, dtype=object)) * dtype.itemsize:
+        if size != int(np.prod(shape, dtype=object)) * dtype.itemsize:
             raise self.error(f"has an array {name}{shape} of {size} bytes at byte {self.at}")
         begin = self.skip(size)
         if size == 0:
@@ -160,6 +151,11 @@ class _Stream:
             raise self.error(f"has ids that are {ids.dtype}{list(ids.shape)}")
         return ids
 
+    def skip_types(self) -> None:
+        """Read on behind a graph of types."""
+        self.magic(_IMMUTABLE, "graph of types")
+        _matrix(self, is_csr=True)
+
     def named_arrays(self) -> dict[str, Feature]:
         arrays = {}
         for _ in range(self.number()):
@@ -168,26 +164,19 @@ class _Stream:
         return arrays
 
 
-def _skip_types(stream: _Stream) -> None:
-    """Read on behind a graph of types."""
-    stream.magic(_IMMUTABLE, "graph of types")
-    _matrix(stream, is_csr=True)
-
-
 def _ends(stream: _Stream) -> tuple[Array, Array]:
     """Return the ends of all edges of a relation, of the first format in which it is stored."""
     stream.magic(_UNIT, "relation")
-    stored = stream.number()
-    formats = stored & (_FLAGS - 1) if stored >= _FLAGS else _BY_NUMBER.get(stored, 0)
+    formats = stream.number()
     stream.skip(8)  # the formats that it may have
     ends = []
     for bit in (_COO, _CSR, _CSC):
         if formats & bit:
-            _skip_types(stream)
+            stream.skip_types()
             rows, columns = _matrix(stream, is_csr=bit != _COO)
             ends.append((columns, rows) if bit == _CSC else (rows, columns))
     if not ends:
-        raise stream.error(f"has a relation in no known format ({stored:#x})")
+        raise stream.error(f"has a relation in no known format ({formats:#x})")
     return ends[0]
 
 

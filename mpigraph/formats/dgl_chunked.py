@@ -11,19 +11,17 @@ edge data:
 ``csv``      parsed once into a temporary file; no header; else as parquet
 ===========  ==========================================================================================================
 
-Two edges in a numpy file, [2, 2], stand as those of the other files of their relation, or else of all relations. Where
-no file tells, they are refused.
+Two edges in a numpy file, [2, 2], stand as those of the other files of their relation. Where none tells, they are
+refused.
 
 Types and relations get ids in alphabetical order, as from the other readers. Data keep their names and dtypes, except
 "label", which becomes int64 (NaN: -1).
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,147 +54,108 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     except ValueError as error:
         raise GraphDataError(f"{file}: not JSON: {error}") from error
     counts = _counts(metadata, "node")
-    sizes = {relation_of(name, ":", counts, file): chunks for name, chunks in _counts(metadata, "edge").items()}
-    keys = {":".join(relation): relation for relation in sizes}
-    sections = {name: metadata.mapping(name) for name in ("edges", "node_data", "edge_data")}
-    for section, entry in sections.items():
-        known = counts if section == "node_data" else keys
-        for name in entry.values:
+    keys = _counts(metadata, "edge")
+    relations = {key: relation_of(key, ":", counts, file) for key in keys}
+    for section, known in (("node_data", counts), ("edge_data", keys)):
+        for name in metadata.mapping(section).values:
             if name not in known:  # it would be left out
                 raise metadata.error(f"{section} of {name!r}, which is not one of the types {list(known)}")
     left_out = [f"{_METADATA}: {name!r}" for name in metadata.values if name not in _SECTIONS]
-    chunks_of = partial(_Chunks, file, files, options.ranks)
-    edges = {
-        relation: chunks_of(f"edges of {key!r}", sections["edges"].mapping(key), sizes[relation])
-        for key, relation in keys.items()
-    }
 
-    def features(section: str, owner: str, counts: Sequence[int]) -> dict[str, Feature]:
-        entries = sections[section].mapping(owner)
-        titles = {name: f"{section} {name!r} of {owner!r}" for name in entries.values}
-        return {name: chunks_of(title, entries.mapping(name), counts).feature(name) for name, title in titles.items()}
+    def chunks_of(section: Entry, name: str) -> _Chunks:
+        return _Chunks.of(section.mapping(name), path, files, options.ranks)
 
-    source = graph_of(
-        {ntype: sum(chunks) for ntype, chunks in counts.items()},
-        _all_ends(edges, left_out),
-        {ntype: features("node_data", ntype, chunks) for ntype, chunks in counts.items()},
-        {relation: features("edge_data", key, sizes[relation]) for key, relation in keys.items()},
-    )
-    return replace(source, left_out=(*left_out, *files.left_out()))
+    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
+    for key, count in keys.items():
+        chunks = chunks_of(metadata.mapping("edges"), key)
+        edges[relations[key]] = src, _ = chunks.ends(count, left_out)
+        if len(src) != count:
+            raise GraphDataError(f"{chunks.place} must have {count} rows (got {len(src)} in its files)")
 
+    def features(section: str, owner: str) -> dict[str, Feature]:
+        entries = metadata.mapping(section).mapping(owner)
+        return {name: chunks_of(entries, name).feature(name) for name in entries.values}
 
-def _counts(metadata: Entry, kind: str) -> dict[str, list[int]]:
-    """Return the numbers of nodes or edges of each type, chunk by chunk."""
-    names: Any = metadata.values.get(f"{kind}_type")
-    chunks: Any = metadata.values.get(f"num_{kind}s_per_chunk")
-    totals = metadata.values.get(f"num_{kind}s_per_type")  # of later versions
-    if chunks is None and isinstance(totals, list):
-        chunks, totals = [[total] for total in totals], None
-    fits = isinstance(names, list) and isinstance(chunks, list) and len(names) == len(chunks)
-    if not fits or not all(
-        isinstance(name, str) and isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
-        for name, sizes in zip(names, chunks, strict=True)
-    ):
-        raise metadata.error(f"num_{kind}s_per_chunk must have a list of counts for each {kind}_type")
-    if totals not in (None, list(map(sum, chunks))):
-        raise metadata.error(f"num_{kind}s_per_type and num_{kind}s_per_chunk contradict each other")
-    if len(set(names)) < len(names):
-        raise metadata.error(f"{kind}_type has a name twice ({names})")
-    return dict(zip(names, chunks, strict=True))
+    node_feats = {ntype: features("node_data", ntype) for ntype in counts}
+    edge_feats = {relation: features("edge_data", key) for key, relation in relations.items()}
+    return graph_of(counts, edges, node_feats, edge_feats, left_out=(*left_out, *files.left_out()))
 
 
-class _Chunks:
-    """The files of one array, the edges of a relation or data; ``counts`` are the rows of each chunk."""
+def _counts(metadata: Entry, kind: str) -> dict[str, int]:
+    """Return the number of nodes or edges of each type."""
+    names = metadata.values.get(f"{kind}_type")
+    chunks = metadata.values.get(f"num_{kind}s_per_chunk") or metadata.values.get(f"num_{kind}s_per_type")
+    try:
+        sizes = [int(np.sum(of_type, dtype=np.int64)) for of_type in chunks or ()]
+        return dict(zip(names or (), sizes, strict=True))
+    except (TypeError, ValueError, OverflowError) as error:
+        text = f"num_{kind}s_per_chunk must have counts for each {kind}_type: {error}"
+        raise metadata.error(text) from error
 
-    def __init__(
-        self, file: Path, files: FolderFiles, ranks: ReadingRanks, what: str, entry: Entry, counts: Sequence[int]
-    ) -> None:
-        form, names = entry.values.get("format"), entry.values.get("data")
-        self.title = f"{file}: {what}"
-        if not isinstance(form, dict) or "name" not in form or not isinstance(names, list):
-            raise GraphDataError(f"{self.title} must have a format with a name, and data, a list of files")
-        self.format = str(form["name"])
-        if self.format not in ("numpy", "parquet", "csv"):
-            raise GraphDataError(f"{self.title} has format {self.format!r} (known: numpy, parquet, csv)")
-        if not names:
-            raise GraphDataError(f"{self.title} has no files")
-        self.paths = [files.read(file.parent / check_text("name of a file", name)) for name in names]
-        self.counts = counts
-        self._delimiter = str(form.get("delimiter", " "))
-        self._ranks = ranks
 
-    def arrays(self) -> list[Array]:
-        """Return the arrays of ``numpy``."""
-        return [mapped_npy(path) for path in self.paths]
+class _Chunks(NamedTuple):
+    """The files of one array: edges of a relation, or data.
+
+    Attributes:
+        place: the entry of the metadata.
+        format: "numpy", "parquet" or "csv".
+        paths: of the files.
+        delimiter: between the columns of csv.
+        ranks: that read it.
+    """
+
+    place: str
+    format: str
+    paths: list[Path]
+    delimiter: str
+    ranks: ReadingRanks
+
+    @classmethod
+    def of(cls, entry: Entry, folder: Path, files: FolderFiles, ranks: ReadingRanks) -> "_Chunks":
+        form, names = entry.mapping("format"), entry.values.get("data")
+        name = form.text("name")
+        if name not in ("numpy", "parquet", "csv"):
+            raise form.error(f"{name!r} is not known (known: numpy, parquet, csv)")
+        if not isinstance(names, list) or not names:
+            raise entry.error("data must be a list of files")
+        paths = [files.read(folder / check_text("name of a file", name)) for name in names]
+        return cls(entry.place, name, paths, form.text("delimiter", " "), ranks)
 
     def columns(self) -> list[RowArray]:
         """Return the columns of ``csv`` or ``parquet``."""
         paths = self.paths
         if self.format == "csv":  # a file without rows tells no columns
             paths = [path for path in paths if not path.exists() or path.stat().st_size] or paths[:1]
-        columns, lengths = read_numbers(paths, self._ranks, TextForm(self._delimiter, headless=True), self.format)
-        rows = dict(zip(paths, lengths, strict=True))
-        self.check_rows([rows.get(path, 0) for path in self.paths])
-        return columns
+        return read_numbers(paths, self.ranks, TextForm(self.delimiter, headless=True), self.format)[0]
 
     def feature(self, name: str) -> Feature:
         """Return data as a feature."""
-        values: RowArray
-        if self.format == "numpy":
-            chunks = self.arrays()
-            self.check_rows([chunk.shape[0] if chunk.ndim else 0 for chunk in chunks])
-            values = concatenated(chunks)
-        else:
-            values = side_by_side(self.columns())
+        numpy = self.format == "numpy"
+        values = concatenated([*map(mapped_npy, self.paths)]) if numpy else side_by_side(self.columns())
         return label_of(values) if name == "label" else Feature.of(values)
 
-    def check_rows(self, lengths: Sequence[int]) -> None:
-        """Check that all files have the rows of all chunks; if they are divided as the counts are, also each."""
-        if len(lengths) == len(self.counts):
-            for path, length, count in zip(self.paths, lengths, self.counts, strict=True):
-                if length != count:
-                    raise GraphDataError(f"{path} must have {count} rows, as {_METADATA} says (got {length})")
-        if sum(lengths) != sum(self.counts):
-            raise GraphDataError(f"{self.title} must have {sum(self.counts)} rows (got {sum(lengths)} in its files)")
+    def ends(self, count: int, left_out: list[str]) -> tuple[RowArray, RowArray]:
+        """Return the ends of edges, of which there are ``count``."""
+        if self.format == "numpy":
+            arrays = [*map(mapped_npy, self.paths)]
+            in_columns = _stand_in_columns(self.paths[0], arrays)
+            pairs = [ends_of(path, array, in_columns) for path, array in zip(self.paths, arrays, strict=True)]
+            return concatenated([src for src, _ in pairs]), concatenated([dst for _, dst in pairs])
+        if self.format == "csv" and not count:  # whose empty files tell no columns
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        src, dst, *more = self.columns()
+        if more:
+            left_out.append(f"{self.place}: columns after the second of {self.paths[0].name}")
+        return src, dst
 
 
-def _all_ends(chunks_of: Mapping[Relation, _Chunks], left_out: list[str]) -> dict[Relation, tuple[RowArray, RowArray]]:
-    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
-    arrays = {relation: chunks.arrays() for relation, chunks in chunks_of.items() if chunks.format == "numpy"}
-    in_all = _stand_in_columns(array for of_relation in arrays.values() for array in of_relation)
-    for relation, chunks in chunks_of.items():
-        if relation in arrays:
-            told = _stand_in_columns(arrays[relation]) or in_all
-            pairs = [_pairs(path, array, told) for path, array in zip(chunks.paths, arrays[relation], strict=True)]
-            chunks.check_rows([len(src) for src, _ in pairs])
-            edges[relation] = concatenated([src for src, _ in pairs]), concatenated([dst for _, dst in pairs])
-        elif chunks.format == "csv" and not sum(chunks.counts):  # whose empty files tell no columns
-            edges[relation] = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        else:
-            columns = chunks.columns()
-            if len(columns) < 2:
-                raise GraphDataError(f"{chunks.paths[0]} must have two columns (got {len(columns)})")
-            if len(columns) > 2:
-                what = f"edges of {':'.join(relation)!r}"
-                left_out.append(f"{what}: columns after the second of {chunks.paths[0].name}")
-            edges[relation] = columns[0], columns[1]
-    return edges
-
-
-def _stand_in_columns(arrays: Iterable[Array]) -> set[bool]:
-    """Return whether the edges stand in two columns, or in two rows, of all arrays whose shape tells."""
-    shapes = {array.shape for array in arrays}
-    return {shape[1] == 2 for shape in shapes if len(shape) == 2 and shape.count(2) == 1}
-
-
-def _pairs(path: Path, array: Array, told: set[bool]) -> tuple[Array, Array]:
-    """Return the ends of the edges in a file; ``told`` decides if the shape does not."""
-    if array.shape != (2, 2):
-        return ends_of(path, array, in_columns=array.shape[1:] == (2,))
-    if len(told) != 1:
+def _stand_in_columns(path: Path, arrays: Sequence[Array]) -> bool:
+    """Return whether the edges of a relation stand in two columns, not in two rows."""
+    told = {array.shape[1:] == (2,) for array in arrays if array.shape != (2, 2)}
+    if not told:
         which = "in rows or in columns, which no other chunk tells"
         raise GraphDataError(f"{path} has two edges, {which}: put them into a chunk with others, or into csv")
-    return ends_of(path, array, in_columns=True in told)
+    return True in told
 
 
 CHUNKED = Layout("DGL's chunked graph", _METADATA, lambda path: (path / _METADATA).is_file(), _read)

@@ -14,7 +14,6 @@ can run code.
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,17 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
-from mpigraph.formats.declared import MASKS
+from mpigraph.formats.declared import MASKS, relation_of
 from mpigraph.formats.dgl_binary import read_part_graph, read_tensors
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.input_files import FolderFiles, graph_of, reading
+from mpigraph.formats.input_files import graph_of, reading
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import relations_in
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.files import read_text, storage_errors
 
 _ID = "_ID"
-_OWN = (_ID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
 
 
 def is_dgl_partition(path: Path) -> bool:
@@ -66,7 +63,7 @@ def read_dgl_partition(path: Path, ranks: ReadingRanks) -> GraphSource:
 
 
 class _Config:
-    """The configuration, the files that it names, and what of them was not read."""
+    """The configuration, and the files that it names."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,29 +71,15 @@ class _Config:
         self.num_parts = int(self.content["num_parts"])
         if self.num_parts < 1:
             raise GraphDataError(f"num_parts must be at least 1 (got {self.num_parts})")
-        self._files: list[Mapping[str, str]] = [self.content[f"part-{part}"] for part in range(self.num_parts)]
-        self._folders: dict[Path, FolderFiles] = {}
 
     def file(self, part: int, which: str) -> Path:
-        files = self._files[part]
+        files: Mapping[str, str] = self.content[f"part-{part}"]
         if which == "part_graph" and which not in files:
             raise GraphDataError(
                 f"part {part} has no graph.dgl, only {', '.join(files.values())}: a .pt file of GraphBolt is a pickle, "
                 "which runs code when it is read, so it is not. Write the parts again with use_graphbolt=False"
             )
-        return self.read(self.path.parent / check_text(f"{which} of part {part}", files[which]))
-
-    def read(self, path: Path) -> Path:
-        """Note that a file of a part is read; return its path."""
-        if path.parent not in self._folders:
-            self._folders[path.parent] = FolderFiles(path.parent)
-            self._folders[path.parent].read(self.path)
-        return self._folders[path.parent].read(path)
-
-    def left_out(self, unread: Counter[str]) -> tuple[str, ...]:
-        """Name the data (``unread``) and the files of parts that were not read, and in how many parts they are."""
-        counts = unread + Counter(name for folder in self._folders.values() for name in folder.left_out())
-        return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in counts.items())
+        return self.path.parent / check_text(f"{which} of part {part}", files[which])
 
 
 class _Rows:
@@ -114,50 +97,35 @@ class _Rows:
         if table is None or not isinstance(ranges, dict):
             raise GraphDataError(f"{what} has no types, as before DGL 1.0: let a newer DGL partition the graph")
         self.names = sorted(table, key=table.__getitem__)
-        if [table[name] for name in self.names] != list(range(len(self.names))):
-            raise GraphDataError(f"type ids must be 0 to {len(self.names) - 1} (got {table})")
-        if set(ranges) != set(table):
-            raise GraphDataError(f"{what} has the types {sorted(ranges)}, expected {sorted(table)}")
         self._config = config
         self.kind = kind
-        self.ranges: I64 = np.array([ranges[name] for name in self.names]).reshape(len(self.names), -1, 2)
-        if self.ranges.shape[1] != config.num_parts or self.ranges.dtype.kind != "i":
-            raise GraphDataError(f"{what} must have {config.num_parts} ranges of each type")
+        shape = len(self.names), config.num_parts, 2
+        self.ranges: I64 = np.array([ranges[name] for name in self.names], np.int64).reshape(shape)
         flat = _by_part(self.ranges).reshape(-1)
-        if flat[0] != 0 or (np.diff(flat) < 0).any() or (flat[1:-1:2] != flat[2::2]).any():
-            raise GraphDataError(f"the ranges in {what} do not follow each other")
-        if flat[-1] != config.content[f"num_{kind}s"]:
-            raise GraphDataError(f"{what} covers {flat[-1]} ids, expected {config.content[f'num_{kind}s']}")
+        total = config.content[f"num_{kind}s"]
+        if flat[0] != 0 or flat[-1] != total or (np.diff(flat) < 0).any() or (flat[1:-1:2] != flat[2::2]).any():
+            raise GraphDataError(f"the ranges in {what} do not follow each other from 0 to {total}")
         self.sizes: I64 = np.diff(self.ranges, axis=2)[:, :, 0]
 
-    def own(self, part: int, path: Path, data: Mapping[str, Array], unread: Counter[str]) -> tuple[list[I64], Any]:
+    def own(self, part: int, path: Path, data: Mapping[str, Array]) -> tuple[list[I64], Any]:
         """Return for each type a part's own nodes or edges in the order of their ids, and their original ids, if known.
 
-        ``data`` are those of the part's graph in the file ``path``; what is not read of them is counted.
+        ``data`` are those of the part's graph in the file ``path``.
         """
-        for name in (_ID, f"inner_{self.kind}"):
-            if name not in data or data[name].ndim != 1 or data[name].dtype.kind not in "iu":
-                raise GraphDataError(f"{path}: {self.kind}s have no integers {name!r}")
         rows = np.flatnonzero(data[f"inner_{self.kind}"])
         ids = data[_ID][rows]
         order = np.argsort(ids, kind="stable")
         if not np.array_equal(ids[order], np.arange(self.ranges[0, part, 0], self.ranges[-1, part, 1])):
-            raise GraphDataError(f"{path}: its own {self.kind}s are not those that {self._config.path.name} says")
-        unread.update(f"{self.kind} data {name!r} in {path.name}" for name in data if name not in _OWN)
+            raise GraphDataError(f"its own {self.kind}s are not those that {self._config.path.name} says")
         of_types = np.split(rows[order], np.cumsum(self.sizes[:-1, part]))
-        file = self.ids_beside(path)
         if "orig_id" in data:
             return of_types, [data["orig_id"][own] for own in of_types]
+        file = path.with_name(f"orig_{self.kind[0]}ids.dgl")
         if not file.exists():
             return of_types, None
         beside = read_tensors(file)
-        unread.update(f"{key!r} in {file.name}" for key in beside if key not in self.names)
         originals = [np.asarray(beside[name].values) if name in beside else np.zeros(0, int) for name in self.names]
         return of_types, originals if [*map(np.shape, originals)] == [*map(np.shape, of_types)] else None
-
-    def ids_beside(self, path: Path) -> Path:
-        """Return the file of original ids beside a part's graph, which may not exist."""
-        return path.with_name(f"orig_{self.kind[0]}ids.dgl")
 
     def originals(self, tables: Sequence[Sequence[Array]], ranks: ReadingRanks) -> list[I64]:
         """Return the original ids of each type, given in pieces, a part each."""
@@ -211,55 +179,44 @@ def _by_part(table: I64) -> I64:
 
 def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
     nodes, edges = kinds = _Rows(config, "node"), _Rows(config, "edge")
-    relations = []
-    for name in edges.names:
-        readings = relations_in(name, nodes.names)
-        if len(readings) != 1:
-            advice = "before DGL 1.0 it was <rel> alone; DGL's tools/change_etype_to_canonical_etype.py tells the types"
-            raise GraphDataError(f"edge type {name!r} must be <src>:<rel>:<dst>, of {nodes.names} ({advice})")
-        relations += readings
+    relations = [relation_of(name, ":", dict.fromkeys(nodes.names), config.path) for name in edges.names]
     limits = _by_part(nodes.ranges[:, :, 1])
     # what makes a homogeneous id one of its type
     shifts = _by_part(np.cumsum(nodes.sizes, axis=1) - nodes.sizes - nodes.ranges[:, :, 0])
     folder = ranks.new_file("")
-    for part in range(config.num_parts):
-        path = config.file(part, "part_graph")
-        for rows in kinds:
-            if rows.ids_beside(path).exists():
-                config.read(rows.ids_beside(path))
 
-    def read(part: int) -> tuple[list[bool], Mapping[str, int]]:
+    def read(part: int) -> list[bool]:
         """Write original ids of nodes and edges by type, then sources and destinations, to a file of the part.
 
-        Returns whether the original ids of nodes, and of edges, are known, and data that are not read.
+        Returns whether the original ids of nodes, and of edges, are known.
         """
         path = config.file(part, "part_graph")
-        graph = read_part_graph(path)
-        unread: Counter[str] = Counter()
-        own = [rows.own(part, path, of, unread) for rows, of in zip(kinds, (graph.ndata, graph.edata), strict=True)]
-        ids = [of_type for rows, original in own for of_type in (rows if original is None else original)]
-        for side, local in ((0, graph.src), (2, graph.dst)):
-            for relation, of_relation in zip(relations, own[1][0], strict=True):
-                homogeneous = graph.ndata[_ID][local[of_relation]].astype(np.int64)
-                place = np.searchsorted(limits, homogeneous, side="right")
-                is_right = (homogeneous >= 0) & (place < len(limits))
-                if not (is_right & (place % len(nodes.names) == nodes.names.index(relation[side]))).all():
-                    raise GraphDataError(f"{path}: an edge of {relation} ends in a node that is no {relation[side]!r}")
-                ids.append(homogeneous + shifts[place])
+        with reading(path, config.path.parent):
+            graph = read_part_graph(path)
+            own = [rows.own(part, path, of) for rows, of in zip(kinds, (graph.ndata, graph.edata), strict=True)]
+            ids = [of_type for rows, original in own for of_type in (rows if original is None else original)]
+            for side, local in ((0, graph.src), (2, graph.dst)):
+                for relation, of_relation in zip(relations, own[1][0], strict=True):
+                    homogeneous = graph.ndata[_ID][local[of_relation]].astype(np.int64)
+                    place = np.searchsorted(limits, homogeneous, side="right")
+                    is_right = (homogeneous >= 0) & (place < len(limits))
+                    if not (is_right & (place % len(nodes.names) == nodes.names.index(relation[side]))).all():
+                        raise GraphDataError(f"an edge of {relation} ends in a node that is no {relation[side]!r}")
+                    ids.append(homogeneous + shifts[place])
         with storage_errors(folder, "write a temporary file"):
             folder.mkdir(exist_ok=True)
             np.save(folder / f"{part}.npy", np.concatenate(ids, dtype=np.int64, casting="unsafe"))
-        return [original is not None for _, original in own], unread
+        return [original is not None for _, original in own]
 
-    told = ranks.exchange.map(f"reading {config.path}", config.num_parts, read)
+    are_known = ranks.exchange.map(f"reading {config.path}", config.num_parts, read)
     files = [np.load(folder / f"{part}.npy", mmap_mode="r") for part in range(config.num_parts)]
     sizes = np.concatenate([nodes.sizes, edges.sizes, edges.sizes, edges.sizes])
     pieces = [np.split(file, np.cumsum(its)[:-1]) for file, its in zip(files, sizes.T, strict=True)]
     tables = list(zip(*pieces, strict=True))
     original: list[tuple[I64, ...] | None] = []
-    for number, (rows, keys) in enumerate(zip(kinds, (nodes.names, relations), strict=True)):
+    for rows, keys, known in zip(kinds, (nodes.names, relations), zip(*are_known, strict=True), strict=True):
         its, tables = tables[: len(rows.names)], tables[len(rows.names) :]
-        if all(known[number] for known, _ in told):
+        if all(known):
             of_types = rows.originals(its, ranks)
             original.append(tuple(of_types[t] for t in _order(keys)))
         else:
@@ -279,7 +236,6 @@ def _source(config: _Config, ranks: ReadingRanks) -> GraphSource:
         parts=Parts(
             np.concatenate([np.repeat(numbers, nodes.sizes[t]) for t in _order(nodes.names)]), config.num_parts
         ),
-        left_out=config.left_out(sum((Counter(unread) for _, unread in told), Counter())),
     )
 
 

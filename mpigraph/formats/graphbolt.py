@@ -13,17 +13,14 @@
 Arrays of ``.npy`` are mapped. Those of torch (``format: torch``) are an error that says how to convert them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.declared import Entry, ends_of, mask_name, relation_of
-from mpigraph.formats.input_files import UNREADABLE, FolderFiles, graph_of, mapped_npy
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import read_numbers
@@ -47,18 +44,17 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     if "graph_topology" in content.values:
         raise content.error("a dataset that GraphBolt has preprocessed: give the directory of the data it was made of")
     data = _Dataset(path, files, options.ranks)
-    graph = content.mapping("graph")
-    data.add_types(graph)
-    for entry in (*content.mappings("feature_data"), *graph.mappings("feature_data")):
+    data.add_types(content.mapping("graph"))
+    for entry in (*content.mappings("feature_data"), *content.mapping("graph").mappings("feature_data")):
         data.add_feature(entry)
     for number, task in enumerate(content.mappings("tasks")):
         if number:
             data.left_out.append(f"task {number + 1}, {task.values.get('name')}: only the first one is read")
         else:
             data.add_task(task)
+    node_feats = {ntype: data.feats["node"][ntype] for ntype in data.counts}
     edge_feats = {relation: data.feats["edge"][relation_key(relation)] for relation in data.edges}
-    left_out = (*data.left_out, *files.left_out())
-    return graph_of(data.counts, data.edges, data.feats["node"], edge_feats, left_out=left_out)
+    return graph_of(data.counts, data.edges, node_feats, edge_feats, left_out=(*data.left_out, *files.left_out()))
 
 
 def _read_yaml(path: Path) -> Entry:
@@ -71,116 +67,91 @@ def _read_yaml(path: Path) -> Entry:
         import yaml
     except ImportError:
         raise GraphDataError(f"{path}: YAML files need PyYAML: pip install PyYAML") from None
-    try:
-        return Entry.of(path, yaml.safe_load(read_text(path)))
-    except (yaml.YAMLError, *UNREADABLE) as error:  # PyYAML lets errors of Python through
-        if isinstance(error, GraphDataError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        raise GraphDataError(f"{path}: cannot be read as YAML: {reason}") from error
+    with reading(path):
+        try:
+            return Entry.of(path, yaml.safe_load(read_text(path)))
+        except yaml.YAMLError as error:
+            raise GraphDataError(" ".join(str(error).split())) from error
 
 
-@dataclass
 class _Dataset:
     """The graph, while it is read; features by "node" and "edge", and by type."""
 
-    folder: Path
-    files: FolderFiles
-    ranks: ReadingRanks
-    counts: dict[str, int] = field(default_factory=dict)
-    edges: dict[Relation, tuple[RowArray, RowArray]] = field(default_factory=dict)
-    feats: dict[str, dict[str, dict[str, Feature]]] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
+    def __init__(self, folder: Path, files: FolderFiles, ranks: ReadingRanks) -> None:
+        self._folder = folder
+        self._files = files
+        self._ranks = ranks
+        self.counts: dict[str, int] = {}
+        self.edges: dict[Relation, tuple[RowArray, RowArray]] = {}
+        self.feats: dict[str, dict[str, dict[str, Feature]]] = {"node": {}, "edge": {}}
+        self.left_out: list[str] = []
 
     def add_types(self, graph: Entry) -> None:
         nodes = graph.mappings("nodes")
         for entry in nodes:
             ntype = entry.text("type", DEFAULT_NTYPE if len(nodes) == 1 else None)
             count = entry.values.get("num")
-            if type(count) is not int or count < 0 or ntype in self.counts:
-                raise entry.error(f"{ntype!r} must be there once, with num, its number of nodes (got {count!r})")
+            if type(count) is not int:
+                raise entry.error(f"num must be the number of {ntype!r} nodes (got {count!r})")
             self.counts[ntype] = count
-        if not self.counts:
-            raise graph.error("nodes must name at least one type")
+            self.feats["node"][ntype] = {}
         for entry in graph.mappings("edges"):
             relation = relation_of(entry.text("type", ":".join(DEFAULT_ETYPE)), ":", self.counts, entry.place)
-            if relation in self.edges:
-                raise entry.error(f"{relation} must be there once")
-            kind, path = self._file(entry)
-            if kind == "csv":
-                (src, dst), _ = read_numbers([path], self.ranks, TextForm(",", _ENDS, headless=True), dtype="int64")
+            if entry.values.get("format") == "csv":
+                form = TextForm(",", _ENDS, headless=True)
+                (src, dst), _ = read_numbers([self._file(entry)], self._ranks, form, dtype="int64")
+                self.edges[relation] = src, dst
             else:
-                src, dst = ends_of(path, mapped_npy(path))
-            self.edges[relation] = src, dst
-        if not self.edges:
-            raise graph.error("edges must name at least one relation")
-        keys = map(relation_key, self.edges)
-        self.feats = {"node": {ntype: {} for ntype in self.counts}, "edge": {key: {} for key in keys}}
+                path, array = self._array(entry)
+                self.edges[relation] = ends_of(path, array)
+            self.feats["edge"][relation_key(relation)] = {}
 
     def add_feature(self, entry: Entry) -> None:
-        name = entry.text("name")
         domain = entry.text("domain")
-        if domain not in self.feats:
-            raise entry.error(f"domain of {name!r} must be node or edge (got {domain!r})")
-        owner = entry.text("type", DEFAULT_NTYPE if domain == "node" else relation_key(DEFAULT_ETYPE))
-        table = self.feats[domain].get(owner)
-        if table is None or name in table:
-            raise entry.error(f"{domain} feature {name!r} of {owner!r} is there twice, or of an unknown type")
-        table[name] = Feature.of(self._array(entry)[1])
+        owner = entry.text("type", relation_key(DEFAULT_ETYPE) if domain == "edge" else DEFAULT_NTYPE)
+        if owner not in self.feats.get(domain, {}):
+            raise entry.error(f"there is no {domain} type {owner!r}")
+        path, array = self._array(entry)
+        with reading(path):
+            self.feats[domain][owner][entry.text("name")] = Feature.of(array)
 
     def add_task(self, task: Entry) -> None:
         labels: dict[str, list[tuple[Path, Array, Array]]] = {}
-        sets = [(key, entry) for key in _SETS for entry in task.mappings(key)]
-        for key, entry in sets:
+        sets = [(mask_name(key.removesuffix("_set")), entry) for key in _SETS for entry in task.mappings(key)]
+        for mask, entry in sets:
             ntype = entry.text("type", DEFAULT_NTYPE)
-            mask = mask_name(key.removesuffix("_set"))
             arrays = {array.text("name"): array for array in entry.mappings("data")}
             seeds = next((arrays.pop(name) for name in _SEEDS if name in arrays), None)
-            place, ids = (None, np.zeros((0, 2))) if seeds is None else self._array(seeds)
+            place, ids = (self._folder, np.zeros((0, 2))) if seeds is None else self._array(seeds)
             if ntype not in self.counts or ids.ndim != 1:
                 self.left_out.append(f"{mask}: its seeds are no nodes of a type")
                 continue
-            feats = self.feats["node"][ntype]
-            if mask in feats:
-                raise entry.error(f"there are two sets for {mask} of {ntype!r}, or a feature of that name")
-            feats[mask] = mask_of(str(place), ids, self.counts[ntype])
+            self.feats["node"][ntype][mask] = mask_of(str(place), ids, self.counts[ntype])
             if "labels" in arrays:
                 path, values = self._array(arrays.pop("labels"))
                 labels.setdefault(ntype, []).append((path, ids, values))
             self.left_out += [f"{mask}: {name} of the task" for name in arrays]
         for ntype, pieces in labels.items():
-            if "label" in self.feats["node"][ntype]:
-                self.left_out.append(f"labels of the task: {ntype!r} has a feature 'label'")
-            else:
-                self.feats["node"][ntype]["label"] = _label(pieces, self.counts[ntype], self.ranks.parent)
+            self.feats["node"][ntype]["label"] = _label(pieces, self.counts[ntype], self._ranks.parent)
 
-    def _file(self, entry: Entry) -> tuple[Any, Path]:
-        kind = entry.values.get("format")
-        path = self.files.read(self.folder / entry.text("path"))
-        if kind == "torch":
-            advice = f"write it by {_TO_NPY}, and set format: numpy in {_METADATA}"
-            raise GraphDataError(f"{path}: a tensor of torch: {advice}")
-        if kind not in ("csv", "numpy"):
-            raise entry.error(f"format must be numpy, or csv of edges (got {kind!r})")
-        return kind, path
+    def _file(self, entry: Entry) -> Path:
+        return self._files.read(self._folder / entry.text("path"))
 
     def _array(self, entry: Entry) -> tuple[Path, Array]:
-        kind, path = self._file(entry)
+        path, kind = self._file(entry), entry.values.get("format")
         if kind != "numpy":
-            raise entry.error(f"format must be numpy (got {kind!r})")
-        rows = mapped_npy(path)
-        if not rows.ndim or rows.dtype.kind not in "biuf":
-            raise GraphDataError(f"{path} must be rows of numbers (got {rows.dtype}{list(rows.shape)})")
-        return path, rows
+            advice = f"a tensor of torch: write it by {_TO_NPY}, and set format: numpy"
+            raise entry.error(f"{path}: {advice if kind == 'torch' else f'format must be numpy (got {kind!r})'}")
+        return path, mapped_npy(path)
 
 
-def _label(pieces: Sequence[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:
+def _label(pieces: list[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:
     """Return a row for each node, those of nodes without a label -1 or NaN."""
     shape = pieces[0][2].shape[1:]
     is_float = any(values.dtype.kind == "f" for _, _, values in pieces)
-    dtype = np.dtype(np.float32 if is_float else np.int64)
     size = count * int(np.prod(shape))
-    label = Scratch(scratch, mapping=True).empty(size, dtype).reshape(count, *shape)
+    label = Scratch(scratch, mapping=True).empty(size, np.dtype(np.float32 if is_float else np.int64))
+    label = label.reshape(count, *shape)
     label[:] = np.nan if is_float else -1
     for path, ids, values in pieces:
         if values.shape != (len(ids), *shape):

@@ -6,6 +6,7 @@ Arrays of ``.npy`` and ``.npz`` are mapped into memory.
 import bz2
 import gzip
 import lzma
+import math
 import os
 import re
 import struct
@@ -185,10 +186,10 @@ _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
 def mapped_npy(path: Path) -> Array:
     """Map an ``.npy`` file.
 
-    Raises GraphDataError: it is missing, damaged or too short, or holds Python objects; names it, and the row.
+    Raises GraphDataError: it is missing, damaged or too short, or holds Python objects; names it.
     """
     with reading(path), open(open_regular(path), "rb") as file:
-        return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
+        return _mapped(path, file)
 
 
 def mapped_npz(path: Path) -> dict[str, Array]:
@@ -201,40 +202,29 @@ def mapped_npz(path: Path) -> dict[str, Array]:
     with reading(path), open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
-            what = f"{path}: {name}"
-            with reading(what), archive.open(info) as stream:  # which checks that the entry is there
+            with reading(f"{path}: {name}"), archive.open(info) as stream:  # which checks that the entry is there
                 if info.compress_type != zipfile.ZIP_STORED:
                     arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
                     continue
                 file.seek(info.header_offset + _LOCAL_HEADER - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
-                begin = file.seek(int(lengths.sum()), os.SEEK_CUR)
-                arrays[name] = _mapped(path, what, file, begin + info.file_size)
+                file.seek(int(lengths.sum()), os.SEEK_CUR)
+                arrays[name] = _mapped(path, file)
     return arrays
 
 
-def _read_header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _mapped(path: Path, file: IO[bytes]) -> Array:
+    """Map the array whose ``.npy`` header begins at the file's position."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, in_fortran_order, dtype = read_header(file)
     if dtype.hasobject:
-        raise GraphDataError(f"{what} holds Python objects, which are not read")
-    return shape, in_fortran_order, dtype
-
-
-def _mapped(path: Path, what: str, file: IO[bytes], end: int) -> Array:
-    """Map the array whose ``.npy`` header begins at the file's position, and which ends before ``end``."""
-    shape, in_fortran_order, dtype = _read_header(what, file)
-    begin = file.tell()
-    end = min(end, os.fstat(file.fileno()).st_size)
-    needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if needed == 0:
+        raise GraphDataError("it holds Python objects, which are not read")
+    if 0 in shape:
         return np.zeros(shape, dtype)
-    if end - begin < needed:
-        rows = shape[0] if shape else 1
-        row = max(0, end - begin) * rows // needed
-        raise GraphDataError(f"{what} is too short: it ends in row {row} of {rows}")
-    return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape, order="F" if in_fortran_order else "C")
+    if file.tell() + math.prod(shape) * dtype.itemsize > os.fstat(file.fileno()).st_size:
+        raise GraphDataError(f"too short, or not written to the end: it should have the shape {shape}")
+    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if in_fortran_order else "C")
 
 
 def checked_parts(path: Path, parts: RowArray, count: int, num_parts: int | None) -> I32:

@@ -69,7 +69,6 @@ class ReadOptions:
     num_nodes: int | None = None  # number of nodes, where ids are to be taken as they are; None if the user gave none
     # the ranks that read it, and where their temporary files lie
     ranks: ReadingRanks = field(default_factory=ReadingRanks)
-    dataset: str | None = None  # name of a known data set, such as "ogbn-products"; None if the user gave none
     adds_reverse: bool = False  # the user asks for reverse edges, which the caller adds
     nodes: tuple[Path, ...] = ()  # files of nodes beside a file of edges
     # options of the user for columns of csv and parquet files
@@ -87,7 +86,7 @@ class Layout:
     # reads the graph, on all ranks, which map files or divide the work. Errors are GraphDataErrors that name the file
     # and, in text, the line
     read: Callable[[Path, ReadOptions], GraphSource]
-    takes: tuple[str, ...] = ()  # names of the :class:`ReadOptions` that it uses; the user gets an error for others
+    takes: tuple[str, ...] = ()  # options of tables, if any; the user gets an error for those of another layout
 
 
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:

@@ -22,8 +22,8 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,20 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, rel
 from mpigraph.partition.row_arrays import FileRows, NamedRows, RowArray, even_blocks, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
-from mpigraph.storage.format import logical_dtype
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_dataset
 
-_NODE_ARRAYS = ("label", "feat", *MASKS)
+_OF_NODES = ("label", "feat", *MASKS)  # also where a name says nothing of nodes
 _COUNT = "__num_nodes"
 _NODE = "node_"
 _EDGE = "edge_"
 _BLOCK_BYTES = 1 << 20  # of HDF5, read at once for rows that are no neighbours
 
 Arrays = dict[str, RowArray]
+Ends = tuple[RowArray, RowArray]
 Owner = str | Relation
 """A node type or a relation."""
+Owners = Callable[[str], tuple[list[Owner], str]]
+"""Return the types and relations that an array can be of by its name, and the name of a feature of one."""
 
 
 def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
@@ -57,32 +59,17 @@ def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
     files.read(path / "README")  # of an export
-    content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
-    return _with_categories(_source(arrays, content, files.left_out()), content.get("categories", {}))
-
-
-def _with_categories(source: GraphSource, categories: Mapping[str, Mapping[str, Iterable[str]]]) -> GraphSource:
-    """Return the graph with the names that numbers of features stand for, by type or relation as an export has them."""
-
-    def named(tables: Mapping[str, Mapping[str, Feature]]) -> dict[str, dict[str, Feature]]:
-        return {
-            owner: {
-                name: feature._replace(categories=tuple(categories.get(owner, {}).get(name, ())))
-                for name, feature in table.items()
-            }
-            for owner, table in tables.items()
-        }
-
-    return replace(source, node_feats=named(source.node_feats), edge_feats=named(source.edge_feats))
+    text = read_text(files.read(meta)) if os.path.lexists(meta) else "{}"
+    return _source(arrays, text, files.left_out())
 
 
 def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
     if not zipfile.is_zipfile(path):
         raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
     arrays = mapped_npz(path)
-    meta = _meta(str(arrays.pop("meta"))) if "meta" in arrays else {}
+    meta = str(arrays.pop("meta", "{}"))
     named = {name: NamedRows(array, f"{path}: {name}") for name, array in arrays.items() if array.ndim}
-    return _source({**arrays, **named}, meta, ())
+    return _source({**arrays, **named}, meta)
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
@@ -102,127 +89,117 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
             even_blocks(len(dataset), block),
             f"{path}: {name}, row {{}}".format,
         )
-    return _source(arrays, {} if file.meta is None else _meta(file.meta), file.left_out)
+    return _source(arrays, "{}" if file.meta is None else file.meta, file.left_out)
 
 
-def _meta(text: str | bytes) -> dict[str, Any]:
+def _source(arrays: Arrays, text: str | bytes, left_out: Iterable[str] = ()) -> GraphSource:
+    """Return the graph of some arrays and of ``meta``, a JSON object."""
     try:
         meta = json.loads(text)
     except ValueError as error:
         raise GraphDataError(f"meta is not JSON: {error}") from error
     if not isinstance(meta, dict):
         raise GraphDataError(f"meta must be a JSON object (got {meta!r:.60})")
-    return meta
-
-
-@dataclass
-class _Leftover:
-    """Arrays that become features by their lengths, by node type or relation."""
-
-    left_out: list[str]
-    feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
-
-    def add(self, name: str, values: RowArray, owners: Mapping[str, tuple[Owner, str, int]]) -> None:
-        got = f"{name}: {values.dtype}{list(values.shape)}"
-        try:
-            logical_dtype(values.dtype)
-        except InvalidArgumentError:
-            self.left_out.append(f"{got} are no numbers")
-            return
-        fitting = [words for words, (*_, count) in owners.items() if values.shape[:1] == (count,)]
-        if len(fitting) > 1:
-            remedy = f"call it {_NODE}{name} or {_EDGE}{name}"
-            raise GraphDataError(f"{name} may be of the {len(values)} nodes or of as many edges: {remedy}")
-        if not fitting:
-            counts = " or ".join(f"{count} {words}" for words, (*_, count) in owners.items())
-            self.left_out.append(f"{got} has no row for each of {counts}" if counts else f"{got} is of no type here")
-            return
-        owner, short, _ = owners[fitting[0]]
-        table = self.feats.setdefault(owner, {})
-        if short in table:
-            raise GraphDataError(f"{name}: feature {short!r} of {fitting[0]} is there twice")
-        table[short] = Feature.of(values)
-
-
-def _source(arrays: Arrays, meta: Mapping[str, Any], left_out: Iterable[str]) -> GraphSource:
-    for name in arrays:
-        if name.endswith("_indptr"):
-            raise GraphDataError(f"{name}: rows in CSR form are not read: write {name.removesuffix('_indptr')} dense")
-    leftover = _Leftover(list(left_out))
-    is_typed = "edge_src" not in arrays or "edge_dst" not in arrays
-    if not is_typed:
-        source = _homogeneous(dict(arrays), meta, leftover)
-    elif any(name.endswith(_COUNT) for name in arrays):
-        source = _typed(arrays, leftover)
-    else:
+    is_typed = not {"edge_src", "edge_dst"} <= arrays.keys()
+    if is_typed and not any(name.endswith(_COUNT) for name in arrays):
         raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
+    counts, edges, owners = _typed(arrays) if is_typed else _homogeneous(arrays, meta)
+    source = _graph(counts, edges, arrays, owners, meta.get("categories", {}), left_out)
     both = meta.get("both_directions")
     if both is None or both:
         return replace(source, has_reverse=bool(both))
     return add_reverse_edges(source, own_relations=is_typed)
 
 
-def _homogeneous(rest: Arrays, meta: Mapping[str, Any], leftover: _Leftover) -> GraphSource:
-    ends = rest.pop("edge_src"), rest.pop("edge_dst")
+def _homogeneous(arrays: Arrays, meta: Mapping[str, Any]) -> tuple[dict[str, int], dict[Relation, Ends], Owners]:
+    """Take ends and the number of nodes out of arrays: the number that is given, or rows of nodes, or of the ends."""
+    ends = arrays.pop("edge_src"), arrays.pop("edge_dst")
     for name, ids in zip(("edge_src", "edge_dst"), ends, strict=True):
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise GraphDataError(f"{name} must be integers in one dimension (got {ids.dtype}{list(ids.shape)})")
-    for name in _NODE_ARRAYS:
-        if _NODE + name in rest:
-            if name in rest:
-                raise GraphDataError(f"{_NODE}{name} is there twice, also as {name}")
-            rest[name] = rest.pop(_NODE + name)
-    num_nodes = _num_nodes(rest, meta, ends)
-    leftover.feats[DEFAULT_NTYPE] = _node_features(rest)
-    for name, values in rest.items():
-        short = name.removeprefix(_EDGE if name.startswith(_EDGE) else _NODE)
-        owners: dict[str, tuple[Owner, str, int]] = {
-            "nodes": (DEFAULT_NTYPE, short, num_nodes),
-            "edges": (DEFAULT_ETYPE, short, len(ends[0])),
-        }
-        if short != name:
-            del owners["nodes" if name.startswith(_EDGE) else "edges"]
-        leftover.add(name, values, owners)
-    return _graph({DEFAULT_NTYPE: num_nodes}, {DEFAULT_ETYPE: ends}, leftover)
+
+    def owners(name: str) -> tuple[list[Owner], str]:
+        if name.startswith(_NODE) or name in _OF_NODES:
+            return [DEFAULT_NTYPE], name.removeprefix(_NODE)
+        return [DEFAULT_ETYPE] if name.startswith(_EDGE) else [DEFAULT_NTYPE, DEFAULT_ETYPE], name.removeprefix(_EDGE)
+
+    if "num_nodes" in meta:
+        arrays["num_nodes"] = np.array(meta["num_nodes"])
+    if "num_nodes" in arrays:
+        count = _number(arrays, "num_nodes")
+    else:
+        of_nodes = [len(rows) for name, rows in arrays.items() if rows.ndim and owners(name)[0] == [DEFAULT_NTYPE]]
+        count = of_nodes[0] if of_nodes else 1 + max(map(largest, ends))
+    return {DEFAULT_NTYPE: count}, {DEFAULT_ETYPE: ends}, owners
+
+
+def _typed(arrays: Arrays) -> tuple[dict[str, int], dict[Relation, Ends], Owners]:
+    """Take the ends of all relations and the numbers of nodes out of arrays."""
+    names = [name for name in arrays if name.endswith(_COUNT)]
+    counts = {name.removesuffix(_COUNT): _number(arrays, name) for name in names}
+    edges = {}
+    for relation in {relation for name in arrays if (relation := _relation_in(name, sorted(counts)))}:
+        src, dst = (arrays.pop("__".join([*relation, end])) for end in ("src", "dst"))
+        edges[relation] = src, dst
+    prefixes: dict[str, Owner] = {f"{ntype}__": ntype for ntype in counts}
+    prefixes |= {"__".join([*relation, ""]): relation for relation in edges}
+
+    def owners(name: str) -> tuple[list[Owner], str]:
+        prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+        return [prefixes[prefix]] if prefix else [], name.removeprefix(prefix)
+
+    return counts, edges, owners
 
 
 def _graph(
-    counts: Mapping[str, int], edges: Mapping[Relation, tuple[RowArray, RowArray]], leftover: _Leftover
+    counts: Mapping[str, int],
+    edges: Mapping[Relation, Ends],
+    arrays: Arrays,
+    owners: Owners,
+    categories: Mapping[str, Mapping[str, Iterable[str]]],
+    left_out: Iterable[str],
 ) -> GraphSource:
-    node_feats = {ntype: leftover.feats.get(ntype, {}) for ntype in counts}
-    edge_feats = {relation: leftover.feats.get(relation, {}) for relation in edges}
-    return graph_of(counts, edges, node_feats, edge_feats, left_out=tuple(leftover.left_out))
+    """Return the graph with a feature of each array that fits one of its ``owners``."""
+    sizes: dict[Owner, int] = {relation: len(src) for relation, (src, _) in edges.items()}
+    sizes.update(counts.items())
+    feats: dict[Owner, dict[str, Feature]] = {owner: {} for owner in sizes}
+    unread = list(left_out)
+    for name, values in arrays.items():
+        of, short = owners(name)
+        is_known = short in _OF_NODES and of and of[0] in counts  # the graph checks its rows
+        fitting = [owner for owner in of if is_known or values.shape[:1] == (sizes[owner],)]
+        if len(fitting) > 1:
+            remedy = f"call it {_NODE}{name} or {_EDGE}{name}"
+            raise GraphDataError(f"{name} may be of the {len(values)} nodes or of as many edges: {remedy}")
+        try:
+            feature = feature_of(short, values) if is_known else Feature.of(values)
+        except InvalidArgumentError:
+            unread.append(f"{name}: {values.dtype}{list(values.shape)} are no numbers")
+            continue
+        if not fitting:
+            needed = " or ".join(f"{sizes[owner]} {_in_words(owner)}" for owner in of)
+            why = f"has no row for each of {needed}" if of else "is of no type here"
+            unread.append(f"{name}: {values.dtype}{list(values.shape)} {why}")
+            continue
+        key = fitting[0] if isinstance(fitting[0], str) else relation_key(fitting[0])
+        if short in feats[fitting[0]]:
+            raise GraphDataError(f"{name}: feature {short!r} of {key!r} is there twice")
+        feats[fitting[0]][short] = feature._replace(categories=tuple(categories.get(key, {}).get(short, ())))
+    node_feats = {ntype: feats[ntype] for ntype in counts}
+    return graph_of(
+        counts, edges, node_feats, {relation: feats[relation] for relation in edges}, left_out=tuple(unread)
+    )
 
 
-def _typed(arrays: Arrays, leftover: _Leftover) -> GraphSource:
-    rest = dict(arrays)
-    names = [name for name in rest if name.endswith(_COUNT)]
-    counts = {name.removesuffix(_COUNT): _number(name, rest.pop(name)) for name in names}
-    ntypes = sorted(counts)
-    edges = {}
-    for relation in dict.fromkeys(relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None):
-        ends = ["__".join([*relation, end]) for end in ("src", "dst")]
-        missing = [name for name in ends if name not in rest]
-        if missing:
-            raise GraphDataError(f"{missing[0]} is missing")
-        edges[relation] = rest.pop(ends[0]), rest.pop(ends[1])
-    owners: dict[str, tuple[str, Owner, int]] = {f"{t}__": ("nodes", t, count) for t, count in counts.items()}
-    owners |= {"__".join(r) + "__": ("edges", r, len(src)) for r, (src, _) in edges.items()}
-    for ntype in ntypes:
-        known = [name for name in _NODE_ARRAYS if f"{ntype}__{name}" in rest]
-        of_type = {name: rest.pop(f"{ntype}__{name}") for name in known}
-        leftover.feats[ntype] = _node_features(of_type)
-        rest |= {f"{ntype}__{name}": values for name, values in of_type.items()}
-    for name, values in rest.items():
-        prefix = max((prefix for prefix in owners if name.startswith(prefix)), key=len, default="")
-        kind, owner, count = owners.get(prefix, ("", "", 0))
-        key = owner if isinstance(owner, str) else relation_key(owner)
-        title = f"{kind} of {key!r}"
-        leftover.add(name, values, {title: (owner, name.removeprefix(prefix), count)} if prefix else {})
-    return _graph(counts, edges, leftover)
+def _in_words(owner: Owner) -> str:
+    if owner in (DEFAULT_NTYPE, DEFAULT_ETYPE):
+        return "nodes" if owner == DEFAULT_NTYPE else "edges"
+    return f"nodes of {owner!r}" if isinstance(owner, str) else f"edges of {relation_key(owner)!r}"
 
 
-def _number(name: str, array: RowArray) -> int:
+def _number(arrays: Arrays, name: str) -> int:
+    """Take a number out of arrays."""
+    array = arrays.pop(name)
     values = np.asarray(array[...] if array.ndim == 0 else array[:])
     if values.size != 1 or values.dtype.kind not in "iu":
         raise GraphDataError(f"{name} must be one integer (got {values.dtype}{list(values.shape)})")
@@ -238,41 +215,10 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     if end not in ("src", "dst"):
         return None
     relation = relation_in(joined, ntypes, name, "rename a type or the relation")
-    fields = joined.split("__")
-    for ntype in (fields[0], fields[2]) if len(fields) == 3 and relation is None else ():
-        if ntype not in ntypes:
-            raise GraphDataError(f"{name}: node type {ntype!r} does not exist, there is no {ntype}{_COUNT}")
+    unknown = [field for field in joined.split("__")[::2] if field not in ntypes]
+    if relation is None and joined.count("__") == 2 and unknown:
+        raise GraphDataError(f"{name}: node type {unknown[0]!r} does not exist, there is no {unknown[0]}{_COUNT}")
     return relation
-
-
-def _node_features(arrays: Arrays) -> dict[str, Feature]:
-    """Take label, masks and "feat" of one node type out of its arrays."""
-    for name in _NODE_ARRAYS:
-        _check_rows(arrays, name)
-    return {name: feature_of(name, arrays.pop(name)) for name in _NODE_ARRAYS if name in arrays}
-
-
-def _check_rows(arrays: Mapping[str, RowArray], name: str) -> None:
-    if name in arrays and not arrays[name].ndim:
-        raise GraphDataError(f"{name} must have a row for each node (got one value)")
-
-
-def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Iterable[RowArray]) -> int:
-    """Return the number of nodes: as the file says, else rows of a node array, else the largest endpoint plus one."""
-    said = [_number("num_nodes", arrays.pop("num_nodes"))] if "num_nodes" in arrays else []
-    if "num_nodes" in meta:
-        if type(meta["num_nodes"]) is not int:
-            raise GraphDataError(f"num_nodes in meta must be an integer (got {meta['num_nodes']!r})")
-        said.append(meta["num_nodes"])
-    if len(set(said)) > 1:
-        raise GraphDataError(f"num_nodes is {said[0]}, but {said[1]} in meta")
-    if said:
-        return said[0]
-    for name in (*_NODE_ARRAYS, *(name for name in arrays if name.startswith(_NODE))):
-        if name in arrays:
-            _check_rows(arrays, name)
-            return len(arrays[name])
-    return 1 + max(largest(end) for end in ends)
 
 
 NPY_DIRECTORY = Layout(

@@ -43,7 +43,7 @@ from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, side_by
 from mpigraph.partition.source import Feature, GraphSource
 
 _STORED_ONCE = ("ogbn-products", "ogbn-proteins")
-_KNOWN = (*_STORED_ONCE, "ogbn-arxiv", "ogbn-papers100M", "ogbn-mag")
+_KNOWN = (*_STORED_ONCE, "ogbn-arxiv", "ogbn-papers100m", "ogbn-mag")
 _SEPARATOR = "___"
 _ARRAY = re.compile(r"(?:num[-_](node|edge)s?[-_](?:list|dict)|(node|edge)[-_](.+?)(?:_dict)?)(?:\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
@@ -54,7 +54,6 @@ Owner = str | Relation
 
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
-    known = _known(path, options.dataset)
     raw = _Raw(path / "raw", FolderFiles(path), options.ranks)
     readers = {
         "edge_index_dict.npz": raw.read_typed_arrays,
@@ -68,25 +67,15 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     readers[layout]()
     raw.read_split(path / "split")
     source = raw.source()
-    if known in _STORED_ONCE:
+    dataset = path.resolve().name.lower().replace("_", "-")
+    if dataset in _STORED_ONCE:
         source = add_reverse_edges(source)
-    questions = []
-    if known is None and layout == "edge.csv.gz" and not options.adds_reverse:
-        questions.append(
+    elif layout == "edge.csv.gz" and dataset not in _KNOWN and not options.adds_reverse:
+        raw.left_out.append(
             f"reverse edges: no file says whether each of the {source.num_edges()} edges is stored once, as those of "
-            f"{' and '.join(_STORED_ONCE)} are: if it is, add them by "
-            "--undirected, or name a dataset of OGB by --dataset"
+            f"{' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
         )
-    return replace(source, left_out=(*questions, *raw.left_out, *raw.files.left_out()))
-
-
-def _known(path: Path, dataset: str | None) -> str | None:
-    """Return the known dataset that the user names, or else the directory; None if the directory names none."""
-    name = (path.resolve().name if dataset is None else dataset).lower().replace("_", "-")
-    known = next((known for known in _KNOWN if known.lower() == name), None)
-    if dataset is not None and known is None:
-        raise GraphDataError(f"there is no OGB dataset {dataset!r} (known: {', '.join(_KNOWN)})")
-    return known
+    return replace(source, left_out=(*raw.left_out, *raw.files.left_out()))
 
 
 @dataclass
@@ -107,8 +96,7 @@ class _Raw:
             for key, values in mapped_npz(self.files.read(path)).items():
                 kind, name = _kind_and_name(key)
                 if kind:
-                    rows = as_column(values) if name == "label" else values
-                    self._add(f"{path.name}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, rows)
+                    self._add(f"{path.name}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, values)
                 else:
                     self.left_out.append(f"raw/{path.name}: {key} begins with neither node_ nor edge_")
 
@@ -118,7 +106,7 @@ class _Raw:
             kind, name = _kind_and_name(path.name)
             for key, values in mapped_npz(self.files.read(path)).items() if kind else ():
                 owner = key if kind == "node" else relation_of(key, _SEPARATOR, None, path.name)
-                self._add(f"{path.name}: {key}", owner, name, as_column(values) if name == "label" else values)
+                self._add(f"{path.name}: {key}", owner, name, values)
 
     def read_text(self) -> None:
         for name in ("num-node-list.csv.gz", "node-label.csv.gz"):
@@ -127,42 +115,34 @@ class _Raw:
         self._read_folder(self.folder, "edge", DEFAULT_ETYPE)
 
     def read_typed_text(self) -> None:
-        place = "num-node-dict.csv.gz"
-        names, *rows = self._words(self.folder / place) or [[]]  # lines of type names and of counts
-        if len(rows) != 1 or len(rows[0]) != len(names):
-            raise GraphDataError(f"{place} must have a count for each of the node types {names}, of one graph")
-        if len(set(names)) < len(names):
-            raise GraphDataError(f"{place}: a node type is there twice ({names})")
+        names, *rows = self._words("num-node-dict.csv.gz") or [[]]  # lines of type names and of counts
+        if [*map(len, rows)] != [len(names)]:
+            raise GraphDataError(f"num-node-dict.csv.gz must have a count for each of the types {names}, of one graph")
         self.counts |= zip(names, map(int, rows[0]), strict=True)
         place = "triplet-type-list.csv.gz"
-        for triple in self._words(self.folder / place):
+        for triple in self._words(place):
             relation = relation_of(",".join(triple), ",", self.counts, place)
-            if relation in self.edges:
-                raise GraphDataError(f"{place}: {relation} is there twice")
-            self._read_folder(_inside(self.folder / "relations", _SEPARATOR.join(relation)), "edge", relation)
+            self._read_folder(self.folder / "relations" / _SEPARATOR.join(relation), "edge", relation)
         for name in ("feat", "label"):
             self.files.read(self.folder / f"nodetype-has-{name}.csv.gz")  # the folders tell it, too
             for ntype in self.counts:
-                self._read_folder(_inside(self.folder / f"node-{name}", ntype), "node", ntype)
+                self._read_folder(self.folder / f"node-{name}" / ntype, "node", ntype)
 
     def read_split(self, folder: Path) -> None:
         """Read the first folder that is a split, of all nodes or of those of some types."""
-        is_split = (
-            it for it in sorted(folder.glob("*")) if any((*it.glob("train.csv.gz"), *it.glob("*/train.csv.gz")))
-        )
-        split = next(is_split, None)
-        if split is None:
-            return
-        self.files.read(split / "nodetype-has-split.csv.gz")
-        for ntype, count in self.counts.items():
-            of_type = split if set(self.counts) == {DEFAULT_NTYPE} else split / ntype
-            paths = {name: of_type / f"{name}.csv.gz" for name in ("train", "valid", "test")}
-            if paths["train"].is_file():
-                ids = {}
-                for name, path in paths.items():
-                    columns = self._columns(path, "int64")
-                    ids[name] = _short(path), np.concatenate([np.zeros(0, np.int64), *(its[:] for its in columns)])
-                self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, count)
+        trains = (sorted([*it.glob("train.csv.gz"), *it.glob("*/train.csv.gz")]) for it in sorted(folder.glob("*")))
+        for train in next(filter(None, trains), []):
+            of_types = train.parent.parent != folder
+            self.files.read(train.parent.parent / "nodetype-has-split.csv.gz")
+            ids = {}
+            for name in ("train", "valid", "test"):
+                columns = self._columns(train.with_name(f"{name}.csv.gz"), "int64")
+                ids[name] = (
+                    _short(train.with_name(f"{name}.csv.gz")),
+                    np.concatenate([np.zeros(0, int), *(it[:] for it in columns)]),
+                )
+            ntype = train.parent.name if of_types else DEFAULT_NTYPE
+            self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, self.counts[ntype])
 
     def source(self) -> GraphSource:
         for relation, (place, count) in self.said.items():
@@ -189,12 +169,8 @@ class _Raw:
             assert isinstance(values, np.ndarray)  # only arrays of npz are called so
             self.edges[owner] = ends_of(place, values)
         else:
-            table = self.feats.setdefault(owner, {})
-            if name in table:
-                raise GraphDataError(f"{place}: feature {name!r} of {owner!r} is there twice")
-            table[name] = feature_of(
-                name, as_column(values) if name == "label" and isinstance(values, np.ndarray) else values
-            )
+            rows = as_column(values) if name == "label" and isinstance(values, np.ndarray) else values
+            self.feats.setdefault(owner, {})[name] = feature_of(name, rows)
 
     def _read_folder(self, folder: Path, kind: str, owner: Owner) -> None:
         """Read the files of text in a folder that are of nodes, or of edges."""
@@ -214,12 +190,12 @@ class _Raw:
 
     def _columns(self, path: Path, dtype: str = "", names: tuple[str, ...] | None = None) -> list[RowArray]:
         """Return the columns of a csv file of numbers; an empty field is NaN where floats are."""
-        return read_numbers(
-            [self._file(path)], self.ranks, TextForm(",", names, headless=True, first=()), "csv", dtype
-        )[0]
+        form = TextForm(",", names, headless=True, first=())
+        return read_numbers([self._file(path)], self.ranks, form, "csv", dtype)[0]
 
-    def _words(self, path: Path) -> list[list[str]]:
-        with reading(path), opened(self._file(path)) as file:
+    def _words(self, name: str) -> list[list[str]]:
+        path = self._file(self.folder / name)
+        with reading(path), opened(path) as file:
             return [line.strip().split(",") for line in file.read().decode().splitlines() if line.strip()]
 
     def _file(self, path: Path) -> Path:
@@ -234,15 +210,8 @@ def _kind_and_name(name: str) -> tuple[str, str]:
     return (match[1] or match[2], match[3] or "") if match else ("", "")
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """Return the folder of a type, which leads nowhere else."""
-    if name in (".", "..") or "/" in name or "\0" in name:
-        raise GraphDataError(f"{name!r} is no name of a type")
-    return folder / name
-
-
 def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read, ("dataset",))
+OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read)

@@ -45,14 +45,12 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import Array, Mask
-from mpigraph.errors import GraphDataError
 from mpigraph.formats.declared import MASKS, as_column, ends_of, feature_of, masks_of, relation_of
-from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, mapped_npy, mapped_npz
+from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, mapped_npy, mapped_npz, reading
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_labels, concatenated, largest
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.files import open_regular
 
 _OF_MAG, _OF_IGB = "___", "__"
 _YEARS = {"train_mask": range(1, 2019), "val_mask": range(2019, 2020)}
@@ -101,12 +99,9 @@ def _read_mag(path: Path, options: ReadOptions) -> GraphSource:
     feats = {ntype: _mag_features(arrays) for ntype, arrays in of_types.items()}
     split = path / "split_dict.npz"
     if os.path.lexists(split):
-        splits = mapped_npz(files.read(split))
-        missing = [name for name in ("train", "valid") if name not in splits]
-        if missing:
-            raise GraphDataError(f"{split} has no array {missing[0]!r} (it has {sorted(splits)})")
         ntype = next((ntype for ntype in ntypes if "label" in feats[ntype]), ntypes[0])
-        feats[ntype] |= masks_of({name: (f"{split}: {name}", ids) for name, ids in splits.items()}, counts[ntype])
+        ids = {name: (f"{split}: {name}", its) for name, its in mapped_npz(files.read(split)).items()}
+        feats[ntype] |= masks_of(ids, counts[ntype])
     return graph_of(counts, edges, feats, edge_feats, left_out=files.left_out())
 
 
@@ -120,9 +115,7 @@ def _mag_features(arrays: dict[str, Array]) -> dict[str, Feature]:
         arrays["label"] = as_column(arrays["label"])
     feats = {name: feature_of(name, values) for name, values in arrays.items()}
     if "label" in arrays and "year" in arrays:
-        labels, years = arrays["label"], arrays["year"]
-        if years.shape != labels.shape:
-            raise GraphDataError(f"node_year.npy must be one year for each label (got {years.shape})")
+        labels, years = arrays["label"], as_column(arrays["year"])
         for name, of_mask in _YEARS.items():
             feats[name] = Feature.of(MadeRows(partial(_labelled_in, of_mask), np.bool_, labels, years))
     return feats
@@ -143,7 +136,7 @@ def _read_igb(path: Path, options: ReadOptions) -> GraphSource:
             if os.path.lexists(there):
                 arrays[name] = _with_or_without_header(files.read(there), _WIDTH if name == "feat" else 1)
     counts = _counts(of_types, edges)
-    feats = {ntype: _igb_features(path / "processed" / ntype, of_types[ntype], counts[ntype]) for ntype in counts}
+    feats = {ntype: _igb_features(of_types[ntype], counts[ntype]) for ntype in counts}
     return graph_of(counts, edges, feats, left_out=files.left_out())
 
 
@@ -151,23 +144,15 @@ def _with_or_without_header(path: Path, width: int) -> Array:
     """Map a file of ``.npy``, or of float32 rows without its header."""
     if first_bytes(path, 6) == b"\x93NUMPY":
         return mapped_npy(path)
-    with open(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-    if size % (4 * width):
-        raise GraphDataError(f"{path} is no .npy file, and its {size} bytes are no rows of {width} float32")
-    shape = size // (4 * width), width
-    return np.memmap(path, "<f4", "r", shape=shape) if size else np.zeros(shape, np.float32)
+    with reading(path):
+        return np.memmap(path, "<f4", "r").reshape(-1, width) if path.stat().st_size else np.zeros((0, width), "<f4")
 
 
-def _igb_features(folder: Path, arrays: Mapping[str, Array], count: int) -> dict[str, Feature]:
+def _igb_features(arrays: Mapping[str, Array], count: int) -> dict[str, Feature]:
     feats = {"feat": feature_of("feat", arrays["feat"])} if "feat" in arrays else {}
     for name in [name for name in _LABELS if name in arrays]:
-        label = as_column(arrays[name])
-        if label.ndim != 1 or len(label) > count:
-            got = list(label.shape)
-            raise GraphDataError(f"{folder / _LABELS[name]} must hold a label for each of {count} nodes (got {got})")
-        known = min(len(label), _LABELLED_OF_FULL[name] if count == _FULL else count)
-        labels = as_labels(label[:known])
+        labels = as_labels(as_column(arrays[name])[: _LABELLED_OF_FULL[name] if count == _FULL else None])
+        known = min(len(labels), count)  # the graph refuses more of them
         unlabelled = [_runs([(-1, count - known)], labels.dtype)] if known < count else []
         feats[name] = Feature(concatenated([labels, *unlabelled]), "int64")
         if MASKS[0] not in feats:

@@ -86,8 +86,6 @@ class _Parts:
         )
 
     def _node_map(self, ntype: str) -> I32:
-        if "/" in ntype:
-            raise GraphDataError(f"a node type is the name of a file, without '/' (got {ntype!r})")
         path = self.folder / "node_map" / f"{ntype}.pt" if self.typed else self.folder / "node_map.pt"
         parts = _load(self.files.read(path))
         if not isinstance(parts, torch.Tensor):
@@ -123,9 +121,6 @@ class _Parts:
         names = sorted({name for feats in by_part for name, values in feats.items() if values is not None})
         features = {}
         for name in names:
-            missing = [part for part, feats in enumerate(by_part) if feats.get(name) is None]
-            if missing:
-                raise GraphDataError(f"part {missing[0]} has no feature {name!r} of {what}, which other parts have")
             feature = _feature([feats[name] for feats in by_part])
             if len(feature.values) != len(order):
                 rows = f"{len(feature.values)} rows in all parts"

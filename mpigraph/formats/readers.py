@@ -24,7 +24,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.dgl_chunked import CHUNKED
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.formats.graphbolt import GRAPHBOLT
-from mpigraph.formats.input_files import UNREADABLE, checked_parts, first_bytes, mapped_npy, reading
+from mpigraph.formats.input_files import checked_parts, first_bytes, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.ogb import OGB
@@ -50,12 +50,6 @@ _OF_PYG = "META.json"
 _PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg)
 LAYOUTS = (IGB, GRAPHBOLT, _PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB, MAG240M, TABLES, HDF5, NPZ)
 """In the order in which they are tried."""
-_OPTIONS = {
-    "num_nodes": "the number of nodes",
-    "nodes": "files of nodes",
-    "tables": "what columns are",
-    "dataset": "the name of a data set",
-}
 
 
 @collective("ranks", "inside a block of ``exchange.together``")
@@ -64,7 +58,6 @@ def read_source(
     num_nodes: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     *,
-    dataset: str | None = None,
     undirected: bool = False,
     add_reverse: bool = False,
     nodes: Sequence[str | os.PathLike[str]] = (),
@@ -79,7 +72,6 @@ def read_source(
             ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
         scratch: folder of temporary files, which text (in parquet, too) and DGL's parts need; None for the system's.
-        dataset: name of an OGB data set, such as "ogbn-products", if the directory has another name.
         undirected: add the reverse of every edge (:func:`add_reverse_edges`).
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
@@ -101,7 +93,7 @@ def read_source(
         raise GraphDataError(f"{path}: neither a file nor a directory")
     ranks = ReadingRanks(None if scratch is None else Path(scratch), exchange)
     options = ReadOptions(
-        num_nodes, ranks, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
+        num_nodes, ranks, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
     )
     source = _read_path(path, options)
     vars(source)["ranks"] = ranks  # whose files lie as long as the graph
@@ -120,10 +112,9 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
         if layout is None:
             known = (f"{layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks)
             raise GraphDataError(f"a directory with neither {' nor '.join(known)}")
-        for name, words in _OPTIONS.items():
-            if getattr(options, name) != getattr(ReadOptions(ranks=options.ranks), name) and name not in layout.takes:
-                takers = dict.fromkeys(layout.name for layout in LAYOUTS if name in layout.takes)
-                raise GraphDataError(f"{words} cannot be given for {layout.name}, only for {', '.join(takers)}")
+        if not layout.takes and (options.num_nodes, options.nodes, options.tables) != (None, (), TableOptions()):
+            words = f"the number of nodes cannot be given for {layout.name}, nor files of nodes or what columns are"
+            raise GraphDataError(f"{words}: only for csv and parquet files")
         return replace(layout.read(path, options), path=str(path))
 
 
@@ -150,42 +141,27 @@ def read_assignment(
             exist; names the file and the row.
     """
     path = Path(path)
-    if not path.exists():
-        raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_dir():
-        parts = _parts_in(path)
-        return checked_parts(path, parts, sum(num_nodes), num_parts)
-    whole = np.empty(sum(num_nodes), np.int32)
-    done = 0
+        return checked_parts(path, _parts_in(path), sum(num_nodes), num_parts)
+    parts = [np.empty(0, np.int32)]
     for ntype, count in zip(schema.ntypes, num_nodes, strict=True):
-        file = _file_of(path, ntype, count)
+        file = next((file for ending in _ENDINGS if os.path.lexists(file := path / f"{ntype}{ending}")), None)
         if file is not None:
-            whole[done : done + count] = checked_parts(file, _parts_in(file), count, num_parts)
-        done += count
-    return whole
-
-
-def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
-    """Return the file of a node type; None for a type without a file and without nodes."""
-    files = [file for ending in _ENDINGS if os.path.lexists(file := folder / f"{ntype}{ending}")]
-    if len(files) > 1:
-        raise GraphDataError(f"{folder} has both {files[0].name} and {files[1].name}: which one is meant?")
-    if not files and count:
-        wanted = f"{ntype}.txt or {ntype}.npy"
-        raise GraphDataError(f"{folder} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
-    return files[0] if files else None
+            parts.append(checked_parts(file, _parts_in(file), count, num_parts))
+        elif count:
+            wanted = f"{ntype}.txt or {ntype}.npy"
+            raise GraphDataError(f"{path} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
+    return np.concatenate(parts)
 
 
 def _parts_in(path: Path) -> RowArray:
-    if first_bytes(path, len(_NPY)) == _NPY:
-        return mapped_npy(path)
-    try:
+    with reading(path):
+        if first_bytes(path, len(_NPY)) == _NPY:
+            return mapped_npy(path)
         os.close(open_regular(path))
         is_empty = not path.stat().st_size
         table: I64 = np.zeros((0, 1), int) if is_empty else np.loadtxt(path, np.int64, comments=None, ndmin=2)
-    except UNREADABLE as error:
-        raise GraphDataError(f"{path}: must have one part in each line: {error}") from error
-    if table.shape[1] != 1:
-        advice = "of nodes and parts DGL's parmetis_postprocess.py makes a folder with one file for each node type"
-        raise GraphDataError(f"{path}: must have one part in each line (got {table.shape[1]} numbers; {advice})")
-    return table[:, 0]
+        if table.shape[1] != 1:
+            advice = "of nodes and parts DGL's parmetis_postprocess.py makes a folder with a file for each node type"
+            raise GraphDataError(f"must have one part in each line (got {table.shape[1]} numbers; {advice})")
+        return table[:, 0]

@@ -22,15 +22,6 @@ def partition(ranks: int, *arguments: object) -> list[object]:
 
 
 @pytest.mark.slow
-def test_ranks_of_mpiexec_write_what_one_process_writes(data: Path, tmp_path: Path) -> None:
-    options = ("--parts", 3, "--method", "multilevel", "--balance-train", "--balance-edges")
-    run(*partition(3, data, *options, "--scratch", tmp_path, "-o", tmp_path / "together"))
-    run(*warm_python(), "-m", "mpigraph", "partition", data, *options, "-o", tmp_path / "alone")
-    check_equal(tmp_path / "together", tmp_path / "alone")
-    assert {path.name for path in tmp_path.iterdir()} == {"g", "together", "alone"}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage, text",
     [

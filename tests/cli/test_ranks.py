@@ -10,21 +10,6 @@ from jobs import clean_environment, mpiexec, run_job, warm_python
 from mpigraph.cli.main import main
 
 SIZES = ["--nodes", "2000", "--edges", "30000", "--feat-dim", "4", "--classes", "6"]
-FAILING = """
-import re
-import sys
-from mpigraph.cli.main import main
-from mpigraph.config import launcher_rank
-from mpigraph.partition import generate
-
-def fail(*args):
-    raise MemoryError("no memory")
-
-if launcher_rank() == 1:
-    generate.asdict = fail
-sys.exit(main(sys.argv[1:]))
-"""
-
 SLOW_FIRST = """
 import sys
 import time
@@ -77,14 +62,6 @@ def test_wrong_words_are_told_though_the_first_rank_is_late(tmp_path: Path, word
     script.write_text(SLOW_FIRST)
     done = run_job([*mpiexec(3), sys.executable, script, *words], clean_environment())
     assert done.status == 2 and [line for line in done.stderr.splitlines() if "error: " in line] == [error], done.output
-
-
-@pytest.mark.slow
-def test_a_rank_without_memory_ends_the_job(tmp_path: Path) -> None:
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
-    done = generate(2, *SIZES, "-o", tmp_path / "x", start=(script,))
-    assert done.status != 0 and "mpigraph generate: error on rank 1: no memory\n" in done.stderr, done.output
 
 
 @pytest.mark.slow

@@ -77,16 +77,6 @@ def test_hosts_are_numbered_as_the_job_numbers_them() -> None:
         ]
 
 
-def test_every_part_is_on_some_node_and_no_node_has_more_than_it_reads() -> None:
-    for num_parts in range(1, 9):
-        for num_hosts in range(1, 9):
-            of_host = [host_ranges.parts_of_hosts([h], num_hosts, num_parts) for h in range(num_hosts)]
-            assert sorted({part for parts in of_host for part in parts}) == list(range(num_parts))
-            if num_parts % num_hosts == 0:
-                assert all(len(parts) == num_parts // num_hosts for parts in of_host)
-    assert host_ranges.parts_of_hosts([0, 1], 4, 4) == [0, 1]
-
-
 def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:
     assert stage(config, [1, 2], tmp_path) == 6
     assert sorted(p.name for p in tmp_path.iterdir()) == ["part1", "part2"]

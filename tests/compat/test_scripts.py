@@ -91,17 +91,6 @@ def test_node_classification(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@on(2)
-def test_unsupervised(ranks: int, tmp_path: Path) -> None:
-    config = parts_of(plain, tmp_path)
-    flags = ("--graph_name", "g", "--part_config", config, "--out", tmp_path / "emb.pt")
-    before, after = numbers(start(ranks, "unsupervised.py", config, *flags, cwd=tmp_path))
-    assert after < before
-    saved = torch.load(tmp_path / "emb.pt", weights_only=True)  # a plain tensor
-    assert torch.equal(saved, torch.arange(1000.0)[:, None].expand(-1, 16))
-
-
-@pytest.mark.slow
 @on(4)
 def test_entity_classification(ranks: int, tmp_path: Path) -> None:
     config = parts_of(typed, tmp_path)

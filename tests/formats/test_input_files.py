@@ -23,9 +23,9 @@ def test_numbers_in_names_count_by_their_value():
         (b"3", "must be a mapping"),
         (b"a: [", "line 1"),
         (b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
-        (b"a: !!int ''", "cannot be read as YAML"),
-        (b"\xff\xfe\xff", "cannot be read as YAML"),
-        (b"a: " + b"[" * 20000, "cannot be read as YAML"),
+        (b"a: !!int ''", "cannot be read"),
+        (b"\xff\xfe\xff", "cannot be read"),
+        (b"a: " + b"[" * 20000, "cannot be read"),
         (None, "No such file"),
     ],
 )

@@ -137,10 +137,8 @@ def test_a_name_decides_where_lengths_are_equal(tmp_path, write):
     ("arrays", "error"),
     [
         ({"num_nodes": 4, "w": np.zeros(4)}, "w may be of the 4 nodes or of as many edges: call it node_w or edge_w"),
-        ({"w": np.zeros(4), "edge_w": np.zeros(4)}, "edge_w: feature 'w' of edges is there twice"),
-        ({"label": np.zeros(3), "node_label": np.zeros(3)}, "node_label is there twice, also as label"),
-        ({"num_nodes": 5, "meta": '{"num_nodes": 6}'}, "num_nodes is 5, but 6 in meta"),
-        ({"feat_data": np.ones(4), "feat_indptr": np.arange(4)}, "feat_indptr: rows in CSR form .* write feat dense"),
+        ({"w": np.zeros(4), "edge_w": np.zeros(4)}, "edge_w: feature 'w' of '_N:_E:_N' is there twice"),
+        ({"label": np.zeros(3), "node_label": np.zeros(3)}, "node_label: feature 'label' of '_N' is there twice"),
         ({"num_nodes": 2}, "has source 2|has destination 2"),
         ({"node_x": np.zeros(3), "node_y": np.zeros(5), "num_nodes": np.zeros(2)}, "num_nodes must be one integer"),
     ],

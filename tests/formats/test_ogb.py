@@ -135,12 +135,8 @@ def test_files_that_are_not_read_are_named(tmp_path):
         ("ogbn_products", {}, True),
         ("ogbn-proteins", {}, True),
         ("ogbn_arxiv", {}, False),
-        ("mine", {"dataset": "ogbn-products"}, True),
-        ("mine", {"dataset": "ogbn_arxiv"}, False),
-        ("ogbn_products", {"dataset": "ogbn-arxiv"}, False),
         ("mine", {"undirected": True}, True),
         ("ogbn_products", {"undirected": True}, True),
-        ("mine", {"undirected": True, "dataset": "ogbn-products"}, True),
     ],
 )
 def test_reverse_edges_are_added_once_where_name_or_user_say_so(tmp_path, name, options, is_doubled):
@@ -148,11 +144,6 @@ def test_reverse_edges_are_added_once_where_name_or_user_say_so(tmp_path, name, 
     assert np.array_equal(ends(source), [*EDGES, *EDGES[:, ::-1]] if is_doubled else EDGES)
     assert source.left_out == ()  # nothing to ask
     assert rows(source.edge_feats["_N:_E:_N"]["reltype"].values).tolist() == [7, 8, 9] * (1 + is_doubled)
-
-
-def test_the_folder_is_known_from_inside(tmp_path, monkeypatch):
-    monkeypatch.chdir(write_text(tmp_path / "ogbn_products"))
-    assert len(ends(read_source("."))) == 6
 
 
 def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
@@ -163,15 +154,6 @@ def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
     folder = write_text(tmp_path / "products")
     assert main(["partition", str(folder), "--parts", "2", "--method", "random", "-o", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"left out of {folder}: reverse edges: no file says")
-    arguments = ["partition", str(folder), "--parts", "2", "--method", "random", "-o", str(tmp_path / "again")]
-    assert main([*arguments, "--dataset", "ogbn-products"]) == 0
-    captured = capsys.readouterr()
-    assert "left out" not in captured.out and "6 directed edges" in captured.err
-    with pytest.raises(GraphDataError, match=r"no OGB dataset 'products' \(known: ogbn-products, "):
-        read_source(folder, dataset="products")
-    np.savez(tmp_path / "g.npz", edge_src=[0], edge_dst=[0])
-    with pytest.raises(GraphDataError, match="the name of a data set cannot be given for npz, only for OGB"):
-        read_source(tmp_path / "g.npz", dataset="ogbn-products")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +163,6 @@ def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
         ("num-node-list.csv.gz", [2, 2], r"must be one number, of one graph \(got 2 numbers\)"),
         ("node_year.csv.gz", [1, 2, 3], "'year' of '_N' must have 4 rows"),
         ("edge_reltype.csv.gz", [1], "'reltype' of '_N:_E:_N' must have 3 rows"),
-        ("node_species.csv.gz", [1, 2, 3, 4], "'species' of '_N' is there twice"),
         ("node_year.csv.gz", [1, "x", 3, 4], r"node_year.csv.gz, row 2: column column0 must be numbers \(got string"),
     ],
 )

