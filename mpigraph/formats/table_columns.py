@@ -218,8 +218,6 @@ def _kind(tables: Tables, key: str, way: Way) -> str:
     refused = ("string", "other") if way.dtype else ("string", "other", "bool", "time", "list")
     if way.fill and (kind in refused or (way.fill == "mean" and np.dtype(way.dtype or "f4").kind != "f")):
         raise GraphDataError(f"{tables.paths[0]}: {key} is {way.dtype or kind}, which cannot be filled so (--fill)")
-    if kind == "string" and way.dtype not in ("", "string"):
-        raise GraphDataError(f"{tables.texts.get(key) or f'{tables.paths[0]}: column {key}'} is no {way.dtype}")
     return kind
 
 

@@ -17,11 +17,12 @@ import numpy as np
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import Place, arrow, type_kind, wider_type
-from mpigraph.formats.input_files import UNREADABLE, Errors, failure, opened
+from mpigraph.formats.input_files import UNREADABLE, Errors, failure, opened, reading
 from mpigraph.storage.files import storage_errors
 
 _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 8 << 20
+_TAIL_BYTES = 1 << 16
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
 _NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
@@ -77,13 +78,14 @@ def head_of(path: Path, form: TextForm) -> Head:
         while (line := _line_of(file, begin)).startswith(b"#") and form.names is None:
             skipped += 1
             begin += len(line)
-    text = line.decode("utf-8", "replace").strip("\r\n")
+    with reading(path):
+        text = line.decode().strip("\r\n")
     bare = (_NO_MARKS if form.decimal == "." else _NO_DECIMALS).sub("", text)
     marks = [mark for mark in bare if mark in ",;"] or ([" "] if " " in bare else [","])
     delimiter = form.delimiter or ("\t" if "\t" in bare else marks[0])
     try:
-        fields = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [""])]
-    except csv.Error as error:  # of bytes that no text has
+        fields = [name.strip() for name in next(csv.reader([text], delimiter=delimiter, strict=True), [""])]
+    except csv.Error as error:  # such as a name in quotes that does not end
         raise failure(path, error) from error
     has_names = not form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
     names = fields
@@ -133,11 +135,13 @@ def write_parquet(path: Path, form: TextForm, head: Head, columns: Mapping[str, 
                         read = ids_in if columns[name].is_ids else _values_in
                         blocks[name] = read(text, columns[name].dtype, form.decimal, types[name], place)
                         types[name] = wider_type(types[name], blocks[name].type)
+                        if type_kind(types[name]) == "string" and not columns[name].is_ids:
+                            row = _first_text(_with_points(blocks.pop(name), form.decimal))
+                            texts[name] = f"{place(row)}: {text[row].as_py()!r:.80}"
+                            types[name] = pyarrow.null()
+                            if columns[name].dtype:
+                                raise GraphDataError(f"{texts[name]} is no {columns[name].dtype}")
                         failed.remove(name)
-                    if type_kind(types[name]) == "string" and not columns[name].is_ids:
-                        row = _first_text(_with_points(blocks.pop(name), form.decimal))
-                        texts[name] = f"{place(row)}: {text[row].as_py()!r:.80}"
-                        types[name] = pyarrow.null()
                 if failed:
                     continue
                 if writer is None:
@@ -295,21 +299,40 @@ def _batches(path: Path, head: Head) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a file as record batches of strings, parsed by pyarrow's threads, and the first row of each."""
     row = head.first_row
     last: dict[str, str] = {}
-    with opened(path) as stream:
+    with opened(path) as file:
+        stream = _Counted(file)
         try:
             for batch in _parsed(stream, head, use_threads=True):
                 yield row, batch
                 row += batch.num_rows
                 last = (batch.slice(batch.num_rows - 1).to_pylist() or [last])[0]
-            if any("\n" in value for value in last.values()):  # it may have the rest of the file
-                stream.seek(head.begin)
-                if sum(data.count(b'"') for data in iter(lambda: stream.read(_BLOCK_BYTES), b"")) % 2:
-                    raise ValueError(f"row {row - 1}: {_UNENDED}")
+            has_rest = stream.quotes % 2 == 1 and any("\n" in value for value in last.values())
+            line = stream.tail.replace(b"\r", b"\n").rstrip(b"\n").rpartition(b"\n")[2]
+            if has_rest or re.search(rf'(^|{re.escape(head.delimiter)})"'.encode(), re.sub(rb'"[^"]*"', b"", line)):
+                raise ValueError(f"row {row - 1}: {_UNENDED}")
         except UNREADABLE as error:
             raise _failure(path, head, stream, error) from error
 
 
-def _failure(path: Path, head: Head, stream: IO[bytes], error: Exception) -> Exception:
+class _Counted:
+    """A stream that counts the quotes that are read, and keeps the end of what was."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek = file.seek
+        self.tail = b""
+        self.quotes = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.tail = self.tail[-_TAIL_BYTES:] + data
+        self.quotes += data.count(b'"')
+        return data
+
+
+def _failure(path: Path, head: Head, stream: _Counted, error: Exception) -> Exception:
     """Return the error that one thread finds, which knows its row, if there is one."""
     try:
         for _ in _parsed(stream, head, use_threads=False):
@@ -324,16 +347,17 @@ def _failure(path: Path, head: Head, stream: IO[bytes], error: Exception) -> Exc
     return failure(path, error)
 
 
-def _parsed(stream: IO[bytes], head: Head, use_threads: bool) -> Iterator[Any]:
-    arrow_csv = arrow().csv
+def _parsed(stream: _Counted, head: Head, use_threads: bool) -> Iterator[Any]:
+    pyarrow = arrow()
     stream.seek(head.begin)
-    if not next((data for data in iter(lambda: stream.read(_LONGEST_LINE), b"") if data.strip()), b""):
-        return  # pyarrow would raise
-    stream.seek(head.begin)
-    text = dict.fromkeys(head.names, arrow().large_string())
-    yield from arrow_csv.open_csv(
-        stream,
-        arrow_csv.ReadOptions(use_threads=use_threads, block_size=_BLOCK_BYTES, column_names=head.names),
-        arrow_csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
-        arrow_csv.ConvertOptions(column_types=text, strings_can_be_null=False),
-    )
+    text = dict.fromkeys(head.names, pyarrow.large_string())
+    try:
+        yield from pyarrow.csv.open_csv(
+            stream,
+            pyarrow.csv.ReadOptions(use_threads=use_threads, block_size=_BLOCK_BYTES, column_names=head.names),
+            pyarrow.csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
+            pyarrow.csv.ConvertOptions(column_types=text, strings_can_be_null=False),
+        )
+    except pyarrow.ArrowInvalid as error:
+        if "Empty CSV" not in str(error):  # no row is no error
+            raise
