@@ -38,7 +38,7 @@ class IdColumn:
     name: str
 
     def __len__(self) -> int:
-        return sum(self.tables.lengths)
+        return len(self.tables)
 
     @property
     def is_text(self) -> bool:
@@ -159,7 +159,7 @@ def read_numbers(
     tables.parse(ways)
     read = read_values(tables, {name: (name,) for name in ways}, ways, ranks)
     for name, column in read.items():
-        if column.kind in NO_NUMBERS and (column.kind != "none" or any(tables.lengths)):
+        if column.kind in NO_NUMBERS and (column.kind != "none" or len(tables)):
             raise GraphDataError(f"{column.place or f'{paths[0]}, column {name}'}: must be numbers (got {column.kind})")
     columns = [np.zeros(0, dtype or np.int64) if of.kind == "none" else of.rows for of in read.values()]
     return columns, tables.lengths
@@ -238,7 +238,7 @@ def _numbers(tables: Tables, feature: str, key: str, kind: str, way: Way, look: 
         return Numbers(dtype, None, bool(way.dtype))
     number, row = look.first
     place = tables.place(tables.groups[number], key, row)
-    count = sum(tables.lengths)
+    count = len(tables)
     if not way.fill and (dtype.kind != "f" or (kind == "time" and not way.dtype)):
         raise GraphDataError(f"{place}: a value is missing, which {dtype} cannot say")
     if way.fill == "mean" and look.missing == count:

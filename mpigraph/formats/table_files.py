@@ -6,7 +6,6 @@ They are read by groups of rows, when they are asked for.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +34,18 @@ def is_table(path: Path) -> bool:
 
 
 class Group(NamedTuple):
-    """A group of rows of a parquet file: the number of the file, its own number there, its first row, and how many."""
+    """A group of rows.
+
+    Attributes:
+        file: number of the file of the table.
+        parquet: number of the parquet file.
+        number: its own number there.
+        begin: its first row in the file of the table.
+        length: how many rows it has.
+    """
 
     file: int
+    parquet: int
     number: int
     begin: int
     length: int
@@ -89,7 +97,7 @@ class Tables:
             self.no_header = self._heads[-1].no_header
             names = [head.names for head in self._heads]
         else:
-            self._open(paths)
+            self._open([*enumerate(paths)])
             names = [schema.names for schema in self._schemas]
         self.names: list[str] = names[0]
         for path, its in zip(paths, names, strict=True):
@@ -108,63 +116,67 @@ class Tables:
         if self.is_text:
             folder = self._ranks.new_file("")
 
-            def write(file: int) -> dict[str, str]:
-                folder.mkdir(exist_ok=True)
+            def write(file: int) -> tuple[int, dict[str, str]]:
+                (folder / str(file)).mkdir(parents=True)
                 return write_parquet(self.paths[file], self._form, self._heads[file], columns, folder / str(file))
 
             told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(self.paths), write)
-            self.texts = {name: place for texts in reversed(told) for name, place in texts.items()}
-            self._open([folder / str(file) for file in range(len(self.paths))])
-        with_rows = [schema for schema, rows in zip(self._schemas, self.lengths, strict=True) if rows] or self._schemas
+            self.texts = {name: place for _, texts in reversed(told) for name, place in texts.items()}
+            self._open(
+                [(file, folder / str(file) / str(n)) for file, (count, _) in enumerate(told) for n in range(count)]
+            )
+        with_rows = [self._schemas[group.parquet] for group in self.groups] or self._schemas
         self.types = {
             name: reduce(wider_type, [schema.field(name).type for schema in with_rows]) for name in with_rows[0].names
         }
         for name, way in columns.items():
             kind = type_kind(self.types[name])
-            if way.is_ids and kind not in ("integer", "string") and any(self.lengths):
+            if way.is_ids and kind not in ("integer", "string") and len(self):
                 raise GraphDataError(f"{self.paths[0]}: ids must be integers or text (column {name!r} is {kind})")
             if way.is_ids and (way.dtype or kind == "string"):
                 is_text = way.dtype in ("", "string")
                 self.types[name] = arrow().large_string() if is_text else arrow().int64()
         self.kinds = {name: type_kind(of) for name, of in self.types.items()} | dict.fromkeys(self.texts, "string")
 
-    def _open(self, files: Sequence[Path]) -> None:
-        """Read what the parquet files tell of their columns and groups of rows."""
-        self._files = files
+    def _open(self, files: Sequence[tuple[int, Path]]) -> None:
+        """Read what parquet files, of the files of these numbers, tell of their columns and groups of rows."""
+        self._files = [path for _, path in files]
         self._schemas = []
         self._metadata = []
         self._numbers: list[dict[str, int]] = []  # of the columns, by their paths
         self._open_file: tuple[int, Any] = -1, None
         self.groups: list[Group] = []
-        for file, (path, parquet) in enumerate(zip(self.paths, files, strict=True)):
-            with reading(path):
-                os.close(open_regular(parquet))
-                opened = arrow().parquet.ParquetFile(parquet, memory_map=True)
+        self.lengths = [0] * len(self.paths)
+        for parquet, (file, path) in enumerate(files):
+            with reading(self.paths[file]):
+                os.close(open_regular(path))
+                opened = arrow().parquet.ParquetFile(path, memory_map=True)
             metadata = opened.metadata
             self._schemas.append(opened.schema_arrow.remove_metadata())
             self._metadata.append(metadata)
             paths = [opened.schema.column(number).path for number in range(metadata.num_columns)]
             self._numbers.append({path: number for number, path in enumerate(paths)})
-            lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-            begins = accumulate(lengths, initial=0)
-            groups = zip(range(len(lengths)), begins, lengths, strict=False)
-            self.groups += [Group(file, *its) for its in groups if its[2]]
-        self.lengths = [metadata.num_rows for metadata in self._metadata]
+            for number in range(metadata.num_row_groups):
+                length = metadata.row_group(number).num_rows
+                if length:
+                    self.groups.append(Group(file, parquet, number, self.lengths[file], length))
+                self.lengths[file] += length
 
-    def _reader(self, file: int) -> Any:
-        """Return a reader of a file; one stays open: opening takes long where there are thousands of columns."""
-        if self._open_file[0] != file:
-            known = self._metadata[file]
-            self._open_file = file, arrow().parquet.ParquetFile(self._files[file], metadata=known, memory_map=True)
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def _reader(self, number: int) -> Any:
+        """Return a reader of a parquet file; one stays open: that takes long where there are thousands of columns."""
+        if self._open_file[0] != number:
+            known = self._metadata[number]
+            opened = arrow().parquet.ParquetFile(self._files[number], metadata=known, memory_map=True)
+            self._open_file = number, opened
         return self._open_file[1]
 
-    def first_row(self, file: int) -> int:
-        """Return what the first row of a file is called: a line of text from 1, in parquet 0."""
-        return self._heads[file].first_row if self.is_text else 0
-
     def place(self, group: Group, name: str, row: int = 0) -> str:
-        """Return the file, row and column of a row of a group."""
-        return f"{self.paths[group.file]}, row {self.first_row(group.file) + group.begin + row}, column {name}"
+        """Return the file, row and column of a row of a group; in text the first line has number 1, in parquet 0."""
+        first = self._heads[group.file].first_row if self.is_text else 0
+        return f"{self.paths[group.file]}, row {first + group.begin + row}, column {name}"
 
     def place_of_row(self, name: str, row: int) -> str:
         """Return the file, row and column of a row, counted in all files."""
@@ -177,7 +189,7 @@ class Tables:
     def columns(self, group: Group, names: Sequence[str]) -> list[Any]:
         """Return columns of a group of rows, each as one Arrow array; ids and lists in the type of all rows."""
         with reading(self.paths[group.file]):
-            read = self._reader(group.file).read_row_group(group.number, list(names), use_threads=False)
+            read = self._reader(group.parquet).read_row_group(group.number, list(names), use_threads=False)
             columns = [read.column(name).combine_chunks() for name in names]
             return [
                 its if self.kinds[name] == "float" else its.cast(self.types[name])  # floats are checked one by one
@@ -215,9 +227,9 @@ class Tables:
 
     def missing(self, group: Group, name: str) -> int | None:
         """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
-        if arrow().types.is_null(self._schemas[group.file].field(name).type):
+        if arrow().types.is_null(self._schemas[group.parquet].field(name).type):
             return group.length
-        number = self._numbers[group.file].get(name)
-        columns = self._metadata[group.file].row_group(group.number)
+        number = self._numbers[group.parquet].get(name)
+        columns = self._metadata[group.parquet].row_group(group.number)
         known = None if number is None else columns.column(number).statistics
         return known.null_count if known is not None and known.has_null_count else None

@@ -1,14 +1,14 @@
 """Text of tables by pyarrow, an extra: it is parsed once, and becomes parquet.
 
 Text may be compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs,
-commas, semicolons or blanks separate its fields. pyarrow's threads parse it a block at a time, every field as text,
-which becomes integers, floats, bools, times or lists of numbers, whichever all values of the block can be. A column has
-the type that all rows of the file have: where a block needs a wider one than the blocks before, all are parsed again.
+commas, semicolons or blanks separate its fields. pyarrow parses it a block at a time, every field as text, which
+becomes integers, floats, bools, times or lists of numbers, whichever all values of the block can be.
 """
 
 import csv
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -29,13 +29,12 @@ _NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
 _NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
+_LIST_MARKS = r"\s*[,;|]\s*|\s+"
 _TRIED = 64  # rows
 _EXACT = 2**53  # the integers below this one are floats, too
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 # with decimal commas or marks between thousands; also what lists such as ``1,2`` look like
 _ONE_NUMBER = r"^[+-]?(\d+|\d{1,3}([ .,]\d{3})+)([.,]\d+)?$"
-_LIST = r"[\[(,;|\s]"
-_LIST_MARKS = r"\s*[,;|]\s*|\s+"
 
 
 @dataclass(frozen=True)
@@ -105,62 +104,64 @@ def _line_of(file: IO[bytes], begin: int) -> bytes:
     return line if not end or line[end:] == b"\n" else line[:end]
 
 
-def write_parquet(path: Path, form: TextForm, head: Head, columns: Mapping[str, Way], target: Path) -> dict[str, str]:
-    """Parse columns of a file of text, and write them to a parquet file, each block as a group of rows.
+def write_parquet(
+    path: Path, form: TextForm, head: Head, columns: Mapping[str, Way], folder: Path
+) -> tuple[int, dict[str, str]]:
+    """Parse columns of a file of text, and write them to parquet files 0, 1, ..., each block as a group of rows.
 
-    Returns for each column that is text and no ids, which is not written, its first value that is no number, with its
-    place.
+    Where a column gets a wider type than it has had so far, another file begins.
+
+    Returns the number of files, and for each column that is text and no ids, which is not written, its first value that
+    is no number, with its place; "" if the user says that it is text.
 
     Raises GraphDataError: values cannot be read; names file, row and column, of each column the first.
     """
     pyarrow = arrow()
     texts = {name: "" for name, way in columns.items() if way.dtype == "string" and not way.is_ids}
-    types: dict[str, Any] = {name: pyarrow.null() for name in columns}  # of all rows so far
-    with storage_errors(target.parent):
-        while True:  # twice where a type has become wider than that of rows that were written
-            writer: Any = None
-            schema: Any = None
-            errors = Errors()
-            failed = set[str]()
-            for first_row, batch in _batches(path, head):
-                blocks = {}
-                for name in [name for name in columns if name not in texts and name not in failed]:
+    schema = pyarrow.schema([(name, pyarrow.null()) for name in columns])
+    errors = Errors()
+    failed = set[str]()
+    written = 0
+    with storage_errors(folder), ExitStack() as stack:
+        writer: Any = None
+        for first_row, batch in _batches(path, head):
+            blocks = dict.fromkeys(columns, pyarrow.nulls(len(batch)))
+            for name in [name for name in columns if name not in texts and name not in failed]:
 
-                    def place(row: int, name: str = name, first_row: int = first_row) -> str:
-                        return f"{path}, row {first_row + row}, column {name}"
+                def place(row: int, name: str = name, first_row: int = first_row) -> str:
+                    return f"{path}, row {first_row + row}, column {name}"
 
-                    text = batch.column(name)
-                    failed.add(name)
-                    with errors.collected():
-                        read = ids_in if columns[name].is_ids else _values_in
-                        blocks[name] = read(text, columns[name].dtype, form.decimal, types[name], place)
-                        types[name] = wider_type(types[name], blocks[name].type)
-                        if type_kind(types[name]) == "string" and not columns[name].is_ids:
-                            row = _first_text(_with_points(blocks.pop(name), form.decimal))
-                            texts[name] = f"{place(row)}: {text[row].as_py()!r:.80}"
-                            types[name] = pyarrow.null()
-                            if columns[name].dtype:
-                                raise GraphDataError(f"{texts[name]} is no {columns[name].dtype}")
-                        failed.remove(name)
-                if failed:
-                    continue
-                if writer is None:
-                    schema = pyarrow.schema(list(types.items()))
-                    plain = [field.name for field in schema if type_kind(field.type) != "string"]
-                    writer = pyarrow.parquet.ParquetWriter(
-                        target, schema, compression="none", use_dictionary=False, write_statistics=plain
+                failed.add(name)
+                with errors.collected():
+                    known, text, way = schema.field(name).type, batch.column(name), columns[name]
+                    block = (ids_in if way.is_ids else _values_in)(text, way.dtype, form.decimal, known, place)
+                    if type_kind(wider_type(known, block.type)) != "string" or way.is_ids:
+                        blocks[name] = block
+                    else:
+                        row = _first_text(_with_points(block, form.decimal))
+                        texts[name] = f"{place(row)}: {text[row].as_py()!r:.80}"
+                        if way.dtype:
+                            raise GraphDataError(f"{texts[name]} is no {way.dtype}")
+                    failed.remove(name)
+            wider = pyarrow.schema([(of.name, wider_type(of.type, blocks[of.name].type)) for of in schema])
+            if failed:
+                continue
+            if writer is None or wider != schema:
+                schema = wider
+                stack.close()
+                plain = [field.name for field in schema if type_kind(field.type) != "string"]
+                writer = stack.enter_context(
+                    pyarrow.parquet.ParquetWriter(
+                        folder / str(written), schema, compression="none", use_dictionary=False, write_statistics=plain
                     )
-                if pyarrow.schema(list(types.items())) == schema:
-                    nulls = pyarrow.nulls(len(batch))
-                    arrays = [blocks.get(field.name, nulls).cast(field.type) for field in schema]
-                    writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
-            errors.check()
-            if writer is None:  # no rows
-                pyarrow.parquet.write_table(pyarrow.table({name: pyarrow.nulls(0) for name in columns}), target)
-                return texts
-            writer.close()
-            if pyarrow.schema(list(types.items())) == schema:
-                return texts
+                )
+                written += 1
+            arrays = [blocks[field.name].cast(field.type) for field in schema]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+        errors.check()
+        if writer is None:  # no rows
+            pyarrow.parquet.write_table(schema.empty_table(), folder / "0")
+    return max(written, 1), texts
 
 
 def ids_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any:
@@ -210,18 +211,41 @@ def _values_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) ->
     numbers = _with_points(bare, decimal)
     times = [pyarrow.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
     for to in dict.fromkeys([known, pyarrow.int64(), pyarrow.float64(), pyarrow.bool_(), *times]):
+        if type_kind(to) == "list":
+            continue
         try:
             if type_kind(to) == "bool":
                 return _bools(bare)
-            if type_kind(to) == "list":
-                continue
             values = _cast(bare if type_kind(to) == "time" else numbers, to)
         except pyarrow.ArrowInvalid:
             continue
         if type_kind(to) == "float" and not rounds:
             _check_exact(bare, values, place)
         return values
+    if compute.all(compute.match_substring_regex(bare, _ONE_NUMBER)).as_py():
+        row = _first_text(numbers)
+        raise GraphDataError(
+            f"{place(row)}: {bare[row].as_py()!r:.80} may be a list or one number: --decimal says what stands before "
+            "fractions; write no marks between thousands, and brackets around lists; --types COLUMN=string leaves the "
+            "column out"
+        )
     return _lists(bare, numbers, known, place)
+
+
+def _lists(text: Any, numbers: Any, known: Any, place: Place) -> Any:
+    """Return lists of numbers, such as "0.1,0.2" or "[0.1 0.2]", of one length; other text as it is."""
+    compute = arrow().compute
+    parts = compute.split_pattern_regex(compute.utf8_trim(numbers, "[]() "), _LIST_MARKS)
+    try:
+        values = _cast(parts.flatten(), arrow().float64())
+    except arrow().ArrowInvalid:
+        return text
+    lengths = compute.fill_null(compute.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
+    width = known.list_size if type_kind(known) == "list" else int(lengths[0])
+    if (lengths != width).any():
+        row = int((lengths != width).argmax())
+        raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
+    return arrow().FixedSizeListArray.from_arrays(values, width)
 
 
 def _with_points(text: Any, decimal: str) -> Any:
@@ -259,34 +283,6 @@ def _bools(text: Any) -> Any:
     return compute.equal(words, "true")
 
 
-def _lists(text: Any, numbers: Any, known: Any, place: Place) -> Any:
-    """Return lists of numbers, such as "0.1,0.2" or "[0.1 0.2]", of one length; other text as it is."""
-    pyarrow = arrow()
-    compute = pyarrow.compute
-    if compute.all(compute.match_substring_regex(text, _ONE_NUMBER)).as_py():
-        row = _first_text(numbers)
-        raise GraphDataError(
-            f"{place(row)}: {text[row].as_py()!r:.80} may be a list or one number: --decimal says what stands before "
-            "fractions; write no marks between thousands, and brackets around lists; --types COLUMN=string leaves the "
-            "column out"
-        )
-    if not compute.all(compute.match_substring_regex(numbers, _LIST)).as_py():
-        return text
-    parts = compute.split_pattern_regex(compute.utf8_trim(numbers, "[]() "), _LIST_MARKS)
-    for to in (pyarrow.int64(), pyarrow.float64()):
-        try:
-            values = _cast(parts.flatten(), to)
-        except pyarrow.ArrowInvalid:
-            continue
-        lengths = compute.fill_null(compute.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
-        width = known.list_size if type_kind(known) == "list" else lengths[0]
-        if (lengths != width).any():
-            row = int((lengths != width).argmax())
-            raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
-        return pyarrow.FixedSizeListArray.from_arrays(values, int(width))
-    return text
-
-
 def _first_text(numbers: Any) -> int:
     """Return the first row of text that is no number; 0 if all are, or it is no text."""
     if type_kind(numbers.type) != "string":
@@ -296,13 +292,23 @@ def _first_text(numbers: Any) -> int:
 
 
 def _batches(path: Path, head: Head) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file as record batches of strings, parsed by pyarrow's threads, and the first row of each."""
+    """Yield the rows of a file as record batches of strings, and the first row of each."""
+    pyarrow_csv = arrow().csv
     row = head.first_row
     last: dict[str, str] = {}
     with opened(path) as file:
+        file.seek(head.begin)
         stream = _Counted(file)
         try:
-            for batch in _parsed(stream, head, use_threads=True):
+            for batch in pyarrow_csv.open_csv(
+                stream,
+                # one thread knows rows in errors, and takes a small part of the time that values take
+                pyarrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=head.names),
+                pyarrow_csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
+                pyarrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(head.names, arrow().large_string()), strings_can_be_null=False
+                ),
+            ):
                 yield row, batch
                 row += batch.num_rows
                 last = (batch.slice(batch.num_rows - 1).to_pylist() or [last])[0]
@@ -311,7 +317,12 @@ def _batches(path: Path, head: Head) -> Iterator[tuple[int, Any]]:
             if has_rest or re.search(rf'(^|{re.escape(head.delimiter)})"'.encode(), re.sub(rb'"[^"]*"', b"", line)):
                 raise ValueError(f"row {row - 1}: {_UNENDED}")
         except UNREADABLE as error:
-            raise _failure(path, head, stream, error) from error
+            text = _ROW_OF_FILE.sub(lambda match: f"row {head.first_row - 1 + int(match[1])}", str(error))
+            if "Empty CSV" in text:  # no row is no error
+                return
+            if "straddling" in text:
+                text = f"a row is longer than {_BLOCK_BYTES} bytes: perhaps {_UNENDED}"
+            raise failure(path, ValueError(text) if isinstance(error, ValueError) else error) from error
 
 
 class _Counted:
@@ -321,7 +332,6 @@ class _Counted:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.seek = file.seek
         self.tail = b""
         self.quotes = 0
 
@@ -330,34 +340,3 @@ class _Counted:
         self.tail = self.tail[-_TAIL_BYTES:] + data
         self.quotes += data.count(b'"')
         return data
-
-
-def _failure(path: Path, head: Head, stream: _Counted, error: Exception) -> Exception:
-    """Return the error that one thread finds, which knows its row, if there is one."""
-    try:
-        for _ in _parsed(stream, head, use_threads=False):
-            pass
-    except UNREADABLE as known:
-        error = known
-    if "straddling" in str(error):
-        error = ValueError(f"a row is longer than {_BLOCK_BYTES} bytes: perhaps {_UNENDED}")
-    match = _ROW_OF_FILE.search(str(error))
-    if match is not None:
-        error = ValueError(_ROW_OF_FILE.sub(f"row {head.first_row - 1 + int(match[1])}", str(error)))
-    return failure(path, error)
-
-
-def _parsed(stream: _Counted, head: Head, use_threads: bool) -> Iterator[Any]:
-    pyarrow = arrow()
-    stream.seek(head.begin)
-    text = dict.fromkeys(head.names, pyarrow.large_string())
-    try:
-        yield from pyarrow.csv.open_csv(
-            stream,
-            pyarrow.csv.ReadOptions(use_threads=use_threads, block_size=_BLOCK_BYTES, column_names=head.names),
-            pyarrow.csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
-            pyarrow.csv.ConvertOptions(column_types=text, strings_can_be_null=False),
-        )
-    except pyarrow.ArrowInvalid as error:
-        if "Empty CSV" not in str(error):  # no row is no error
-            raise

@@ -105,11 +105,6 @@ class _Table:
         self.words = {name: its[0] for name, its in features.items() if as_words & {name, its[0]}}
         self.values = {name: its for name, its in features.items() if name not in self.words}
 
-    @property
-    def length(self) -> int:
-        """Number of rows."""
-        return sum(self.tables.lengths)
-
     @collective("ranks")
     def read(self, ranks: ReadingRanks) -> None:
         """Read the columns. Raises GraphDataError: they cannot be read; names the file, and the row."""
@@ -176,9 +171,9 @@ def _graph_of_tables(tables: Sequence[_Table], ranks: ReadingRanks, num_nodes: M
         table = nodes.get(ntype)
         count = num_nodes.get(ntype)
         if table is not None:
-            if count is not None and count != table.length:
-                raise GraphDataError(f"{table.title}: has {table.length} rows, but there are to be {count} nodes")
-            count = None if table.ids else table.length
+            if count is not None and count != len(table.tables):
+                raise GraphDataError(f"{table.title}: has {len(table.tables)} rows, but there are to be {count} nodes")
+            count = None if table.ids else len(table.tables)
         ids[ntype] = NodeIds(repr(ntype), table.ids[0] if table and table.ids else None, ends, ranks, count)
         node_feats[ntype] = table.features if table else {}
         original = ids[ntype].original

@@ -170,7 +170,7 @@ def test_what_is_no_dataset_is_one_error(tmp_path, changed, error):
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("0,1\n0,6\n", ", row 2, column dest.*: .* has destination 6"), ("0,1\n-1,0\n", "2, column.*: .* has source -1"),
+    [("0,1\n0,6\n", ", row 2, column dest.*: .* has destination 6"), ("0,1\n-1,0\n", ", row 2.*: .* has source -1"),
      ("0\n", ": .*row 1: Expected 2 columns, got 1"), ("src,dst\n0,1\n", ", row 1, column source: 'src' is no int64"),
      ("0,1,2\n", ": .*row 1: Expected 2"), ("0,1.5\n", ", row 1, column destination: 1.5 does not fit int64"),
      ("0,1\n\n0,x\n\n", ", row .*, column destination: 'x' is no int64"),
