@@ -1,13 +1,13 @@
 """Text of tables by pyarrow, an extra: it is parsed once, and becomes parquet.
 
 Text may be compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs,
-commas, semicolons or blanks separate its fields. pyarrow parses it a block at a time, every field as text, which
-becomes integers, floats, bools, times or lists of numbers, whichever all values of the block can be.
+commas, semicolons or blanks separate its fields. pyarrow parses it a block at a time, and finds the types of columns:
+integers, floats, bools, times or text, which is text here only if it is no list of numbers.
 """
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +22,11 @@ from mpigraph.storage.files import storage_errors
 
 _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 8 << 20
-_TAIL_BYTES = 1 << 16
-_UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
 _NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
 _NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
-_MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
+_MISSING = ("", *"NA na N/A n/a #N/A <NA> NaN nan NAN null NULL Null None none nil".split())
 _LIST_MARKS = r"\s*[,;|]\s*|\s+"
 _TRIED = 64  # rows
 _EXACT = 2**53  # the integers below this one are floats, too
@@ -124,7 +122,8 @@ def write_parquet(
     written = 0
     with storage_errors(folder), ExitStack() as stack:
         writer: Any = None
-        for first_row, batch in _batches(path, head):
+        ids = [name for name, way in columns.items() if way.is_ids]
+        for first_row, batch in _parsed(path, head, ids, form.decimal):
             blocks = dict.fromkeys(columns, pyarrow.nulls(len(batch)))
             for name in [name for name in columns if name not in texts and name not in failed]:
 
@@ -133,12 +132,12 @@ def write_parquet(
 
                 failed.add(name)
                 with errors.collected():
-                    known, text, way = schema.field(name).type, batch.column(name), columns[name]
+                    known, text, way = schema.field(name).type, batch.column(name).combine_chunks(), columns[name]
                     block = (ids_in if way.is_ids else _values_in)(text, way.dtype, form.decimal, known, place)
                     if type_kind(wider_type(known, block.type)) != "string" or way.is_ids:
                         blocks[name] = block
                     else:
-                        row = _first_text(_with_points(block, form.decimal))
+                        row = _first_text(block, form.decimal)
                         texts[name] = f"{place(row)}: {text[row].as_py()!r:.80}"
                         if way.dtype:
                             raise GraphDataError(f"{texts[name]} is no {way.dtype}")
@@ -175,7 +174,8 @@ def ids_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any
     if dtype == "string" or type_kind(known) == "string":
         return text
     try:
-        numbers = _cast(text, arrow().int64())
+        text.slice(0, _TRIED).cast(arrow().int64())  # pyarrow words an error for every row
+        numbers = text.cast(arrow().int64())
         if dtype or numbers.cast(text.type).equals(text):
             return numbers
     except arrow().ArrowInvalid as error:
@@ -187,156 +187,111 @@ def ids_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any
     return text
 
 
-def _values_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any:
-    """Return the values in a block of text, null where one is missing; as they are if they are text.
+def _values_in(column: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any:
+    """Return the values of a block, null where one is missing, dates as times, and lists of numbers in text.
 
-    ``known`` is the Arrow type of the blocks before. Raises GraphDataError: a number does not fit, or may be meant in
+    ``known`` is the Arrow type of the blocks before. Raises GraphDataError: a number is rounded, or may be meant in
     another way.
     """
     pyarrow = arrow()
     compute = pyarrow.compute
-    rounds = dtype.startswith("float")
-    if type_kind(known) == "none":
-        known = pyarrow.float64() if rounds else pyarrow.int64()
-    if type_kind(known) == "integer":
-        try:  # as it stands, as most columns can be
-            return _cast(text, pyarrow.int64())
-        except pyarrow.ArrowInvalid:
-            pass
-    bare = compute.utf8_trim_whitespace(text)
-    is_missing = compute.is_in(compute.utf8_lower(bare), value_set=pyarrow.array(_MISSING))
-    bare = compute.if_else(is_missing, pyarrow.scalar(None, bare.type), bare)
-    if bare.null_count == len(bare):
-        return pyarrow.nulls(len(bare))
-    numbers = _with_points(bare, decimal)
-    times = [pyarrow.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("s", "us")]
-    for to in dict.fromkeys([known, pyarrow.int64(), pyarrow.float64(), pyarrow.bool_(), *times]):
-        if type_kind(to) == "list":
-            continue
-        try:
-            if type_kind(to) == "bool":
-                return _bools(bare)
-            values = _cast(bare if type_kind(to) == "time" else numbers, to)
-        except pyarrow.ArrowInvalid:
-            continue
-        if type_kind(to) == "float" and not rounds:
-            _check_exact(bare, values, place)
-        return values
-    if compute.all(compute.match_substring_regex(bare, _ONE_NUMBER)).as_py():
-        row = _first_text(numbers)
+    kind = type_kind(column.type)
+    if kind == "float" and not dtype.startswith("float"):
+        rows = column.to_numpy(zero_copy_only=False)
+        beyond = (np.abs(rows) >= _EXACT) & np.isfinite(rows)
+        if beyond.any():
+            row = int(beyond.argmax())
+            what = "does not fit int64, nor float64 in all digits; --types COLUMN=float64 takes the nearest"
+            raise GraphDataError(f"{place(row)}: a number near {rows[row]:.0f} {what}")
+    if pyarrow.types.is_binary(column.type):
+        raise GraphDataError(f"{place(0)} or a later one: text is not UTF-8")
+    if kind != "string":
+        return column.cast(pyarrow.timestamp("s")) if pyarrow.types.is_date(column.type) else column
+    text = compute.utf8_trim_whitespace(column)
+    text = compute.if_else(compute.is_in(text, value_set=pyarrow.array(_MISSING)), None, text)
+    if compute.all(compute.match_substring_regex(text, _ONE_NUMBER)).as_py():
+        row = _first_text(column, decimal)
         raise GraphDataError(
-            f"{place(row)}: {bare[row].as_py()!r:.80} may be a list or one number: --decimal says what stands before "
+            f"{place(row)}: {column[row].as_py()!r:.80} may be a list or one number: --decimal says what stands before "
             "fractions; write no marks between thousands, and brackets around lists; --types COLUMN=string leaves the "
             "column out"
         )
-    return _lists(bare, numbers, known, place)
-
-
-def _lists(text: Any, numbers: Any, known: Any, place: Place) -> Any:
-    """Return lists of numbers, such as "0.1,0.2" or "[0.1 0.2]", of one length; other text as it is."""
-    compute = arrow().compute
-    parts = compute.split_pattern_regex(compute.utf8_trim(numbers, "[]() "), _LIST_MARKS)
+    parts = compute.split_pattern_regex(compute.utf8_trim(_with_points(text, decimal), "[]() "), _LIST_MARKS)
     try:
-        values = _cast(parts.flatten(), arrow().float64())
-    except arrow().ArrowInvalid:
-        return text
+        parts.slice(0, 1).flatten().cast(pyarrow.float64())  # pyarrow words an error for every row
+        values = parts.flatten().cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
+        return column
     lengths = compute.fill_null(compute.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
     width = known.list_size if type_kind(known) == "list" else int(lengths[0])
     if (lengths != width).any():
         row = int((lengths != width).argmax())
         raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
-    return arrow().FixedSizeListArray.from_arrays(values, width)
+    return pyarrow.FixedSizeListArray.from_arrays(values, width)
 
 
 def _with_points(text: Any, decimal: str) -> Any:
     """Return text with decimal points, where decimals have commas and points stand between thousands."""
-    if decimal == "." or type_kind(text.type) != "string":
+    if decimal == ".":
         return text
     return arrow().compute.replace_substring(arrow().compute.replace_substring(text, ".", "!"), ",", ".")
 
 
-def _cast(text: Any, to: Any) -> Any:
-    """Return text as another type; the first rows are tried alone, since pyarrow words an error for every row."""
-    text.slice(0, _TRIED).cast(to)
-    values = text.cast(to)
-    if type_kind(to) == "integer" and b"x" in text.buffers()[2].to_pybytes().lower():
-        raise arrow().ArrowInvalid("numbers of base 16 are text")
-    return values
-
-
-def _check_exact(text: Any, values: Any, place: Place) -> None:
-    """Check that no integer is rounded that is beyond those which floats hold."""
-    rows = values.to_numpy(zero_copy_only=False)
-    beyond = (np.abs(rows) >= _EXACT) & np.isfinite(rows)
-    if beyond.any():
-        row = int(beyond.argmax())
-        what = "does not fit int64, nor float64 in all digits; --types COLUMN=float64 takes the nearest"
-        raise GraphDataError(f"{place(row)}: {text[row].as_py():.80} {what}")
-
-
-def _bools(text: Any) -> Any:
-    """Return words as bools; digits are integers."""
-    compute = arrow().compute
-    words = compute.utf8_lower(text)
-    if not compute.all(compute.is_in(words, value_set=arrow().array(["true", "false", None]))).as_py():
-        raise arrow().ArrowInvalid("no bools")
-    return compute.equal(words, "true")
-
-
-def _first_text(numbers: Any) -> int:
+def _first_text(column: Any, decimal: str) -> int:
     """Return the first row of text that is no number; 0 if all are, or it is no text."""
-    if type_kind(numbers.type) != "string":
+    if type_kind(column.type) != "string":
         return 0
-    is_number = arrow().compute.match_substring_regex(numbers, _NUMBER)
-    return max(0, int(arrow().compute.index(is_number, False).as_py()))
+    compute = arrow().compute
+    text = compute.utf8_trim_whitespace(column)
+    is_number = compute.match_substring_regex(_with_points(text, decimal), _NUMBER)
+    is_missing = compute.is_in(text, value_set=arrow().array(_MISSING))
+    return max(0, int(compute.index(compute.or_(is_number, is_missing), False).as_py()))
 
 
-def _batches(path: Path, head: Head) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file as record batches of strings, and the first row of each."""
-    pyarrow_csv = arrow().csv
+def _parsed(path: Path, head: Head, ids: Collection[str], decimal: str) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file as tables, a block at a time, and the first row of each; ids are text."""
+    csv = arrow().csv
     row = head.first_row
-    last: dict[str, str] = {}
-    with opened(path) as file:
-        file.seek(head.begin)
-        stream = _Counted(file)
+    for block in _blocks(path, head):
         try:
-            for batch in pyarrow_csv.open_csv(
-                stream,
-                # one thread knows rows in errors, and takes a small part of the time that values take
-                pyarrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=head.names),
-                pyarrow_csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
-                pyarrow_csv.ConvertOptions(
-                    column_types=dict.fromkeys(head.names, arrow().large_string()), strings_can_be_null=False
+            table = csv.read_csv(
+                arrow().BufferReader(block),
+                csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=head.names),
+                csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
+                csv.ConvertOptions(
+                    column_types=dict.fromkeys(ids, arrow().large_string()),
+                    null_values=[blank + word for word in _MISSING for blank in ("", " ")],
+                    true_values=["true", "True", "TRUE"],
+                    false_values=["false", "False", "FALSE"],
+                    decimal_point=decimal,
                 ),
-            ):
-                yield row, batch
-                row += batch.num_rows
-                last = (batch.slice(batch.num_rows - 1).to_pylist() or [last])[0]
-            has_rest = stream.quotes % 2 == 1 and any("\n" in value for value in last.values())
-            line = stream.tail.replace(b"\r", b"\n").rstrip(b"\n").rpartition(b"\n")[2]
-            if has_rest or re.search(rf'(^|{re.escape(head.delimiter)})"'.encode(), re.sub(rb'"[^"]*"', b"", line)):
-                raise ValueError(f"row {row - 1}: {_UNENDED}")
+            )
         except UNREADABLE as error:
-            text = _ROW_OF_FILE.sub(lambda match: f"row {head.first_row - 1 + int(match[1])}", str(error))
-            if "Empty CSV" in text:  # no row is no error
-                return
-            if "straddling" in text:
-                text = f"a row is longer than {_BLOCK_BYTES} bytes: perhaps {_UNENDED}"
-            raise failure(path, ValueError(text) if isinstance(error, ValueError) else error) from error
+            text = _ROW_OF_FILE.sub(lambda match, row=row: f"row {row - 1 + int(match[1])}", str(error))  # type: ignore[misc]
+            raise failure(path, ValueError(text)) from error
+        yield row, table
+        row += table.num_rows
 
 
-class _Counted:
-    """A stream that counts the quotes that are read, and keeps the end of what was."""
-
-    closed = False
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.tail = b""
-        self.quotes = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self.tail = self.tail[-_TAIL_BYTES:] + data
-        self.quotes += data.count(b'"')
-        return data
+def _blocks(path: Path, head: Head) -> Iterator[bytes]:
+    """Yield the rows of a file, as many whole ones as fit in a block."""
+    begin = rf"(?<![^{re.escape(head.delimiter)}\r\n])\""  # of a field in quotes
+    quoted, unended = re.compile(rf'{begin}[^"]*(?:""[^"]*)*"'.encode()), re.compile(begin.encode())
+    rest = b""
+    with opened(path) as file, reading(path):
+        file.seek(head.begin)
+        while data := file.read(_BLOCK_BYTES):
+            rest += data
+            plain = quoted.sub(lambda field: b"x" * len(field[0]), rest) if b'"' in rest else rest
+            opening = unended.search(plain)
+            limit = len(rest) if opening is None else opening.start()
+            end = max(plain.rfind(b"\n", 0, limit), plain.rfind(b"\r", 0, limit)) + 1
+            if not end and len(rest) > _LONGEST_LINE:
+                raise ValueError(f"a row is longer than {_LONGEST_LINE} bytes: perhaps a field in quotes does not end")
+            if rest[:end].strip():
+                yield rest[:end]
+            rest = rest[end:]
+        if unended.search(quoted.sub(b"", rest)):
+            raise ValueError("a field in quotes does not end")
+        if rest.strip():
+            yield rest

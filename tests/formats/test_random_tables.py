@@ -58,7 +58,7 @@ def number(text, decimal):
         return math.nan
     words = {"true": 1, "false": 0}
     ways = (
-        int,
+        lambda text: int(text, 16 if text[:2].lower() == "0x" else 10),
         lambda text: float(text.replace(decimal, ".")),
         lambda text: words[text.lower()],
         lambda text: datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp(),
