@@ -12,22 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import Place, arrow, distinct_in, to_numpy
+from mpigraph.formats.arrow_values import Numbers, Place, arrow, distinct_in, to_numpy
 from mpigraph.formats.input_files import Errors
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import Group, Tables
 from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import RowArray, RowError, as_dtype
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
 
 _CHUNK = 1 << 20  # rows
-_FLOATS = ("float", "float16", "float32", "float64")
+_INT64 = Numbers(np.dtype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class IdColumn:
     name: str
 
     def __len__(self) -> int:
-        return sum(self.tables.lengths)
+        return len(self.tables)
 
     @property
     def is_text(self) -> bool:
@@ -50,37 +50,43 @@ class IdColumn:
         """The ids of a column of integers alone."""
         if not self.tables.groups:
             return np.zeros(0, np.int64)
-        return self.tables.rows([self.name], lambda columns, place: to_numpy(columns[0], lambda r: place(r, self.name)))
+        return self.tables.rows(
+            [self.name], lambda columns, place: to_numpy(columns[0], _INT64, lambda row: place(row, self.name))
+        )
 
-    def texts(self, ranks: ReadingRanks, blanks: bool = False) -> Iterator[tuple[int, Array, I64, Place]]:
-        """Yield this rank's share of the ids as text, a chunk at a time.
-
-        With ``blanks`` an id may be missing; it is empty then.
+    def chunks(
+        self, ranks: ReadingRanks, as_text: bool, blanks: bool = False
+    ) -> Iterator[tuple[int, Array, Any, Place]]:
+        """Yield this rank's share of the ids, a chunk at a time.
 
         Yields:
-            The first row of the chunk, its distinct ids (dtype S), for each row the position among them, and what names
-            a row of the chunk.
+            The first row of the chunk; ids, as text the distinct ones (dtype S), which may be empty if ``blanks``, else
+            int64; for each row the position among them; and what names a row of the chunk.
 
         Raises:
             GraphDataError: an id is missing or too long; names file and row.
         """
         groups = self.tables.groups
-        firsts = np.append(0, np.cumsum([group.length for group in groups])).tolist()
+        firsts = np.cumsum([0, *(group.length for group in groups)]).tolist()
         for number in ranks.share_of(range(len(groups))):
             group = groups[number]
-            strings = self.tables.columns(group, [self.name])[0].cast(arrow().large_string()).fill_null("")
-            if not self.tables.is_text:
-                strings = arrow().compute.utf8_trim_whitespace(strings)
+            column = self.tables.columns(group, [self.name])[0]
+            if as_text:
+                column = column.cast(arrow().large_string()).fill_null("")
+                column = column if self.tables.is_text else arrow().compute.utf8_trim_whitespace(column)
             for begin in range(0, group.length, _CHUNK):
 
                 def place(row: int, group: Group = group, begin: int = begin) -> str:
                     return self.tables.place(group, self.name, begin + row)
 
-                distinct, positions = distinct_in(strings.slice(begin, _CHUNK), place, blanks)
-                yield firsts[number] + begin, distinct, positions, place
+                chunk = column.slice(begin, _CHUNK)
+                if as_text:
+                    yield firsts[number] + begin, *distinct_in(chunk, place, blanks), place
+                else:
+                    yield firsts[number] + begin, to_numpy(chunk, _INT64, place), slice(None), place
 
     def place(self, row: int) -> str:
-        """File and row."""
+        """File, row and column."""
         return self.tables.place_of_row(self.name, row)
 
 
@@ -91,14 +97,14 @@ class ValueColumn(NamedTuple):
     # numbers
     kind: str
     rows: RowArray  # [n] or [n, width]; of what is no numbers nothing
-    place: str = ""  # file and row of the first text, if there are numbers before it
+    place: str = ""  # of text the first value that is no number, with its place, if it is known
 
 
 class _Look(NamedTuple):
     """Facts about the rows of a column, or of a group of them, that its type and statistics do not tell."""
 
     missing: int = 0  # rows without a value
-    first: tuple[int, int] = (-1, 0)  # the number of the file and the row of the first of them
+    first: tuple[int, int] = (0, 0)  # the group of rows and the row of the first of them
     has_fractions: bool = False  # of times
     total: float = 0.0  # sum of the values, for a mean
 
@@ -127,15 +133,13 @@ def read_values(
             kinds = [_kind(tables, key, ways[key]) for key in columns]
             kind = next((kind for kind in kinds if kind in NO_NUMBERS), kinds[0])
             if kind in NO_NUMBERS:
-                read[name] = ValueColumn(kind, np.zeros(0), tables.place_of_text(columns[kinds.index(kind)]))
+                read[name] = ValueColumn(kind, np.zeros(0), tables.texts.get(columns[kinds.index(kind)], ""))
                 continue
-            becomes = "-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)"
             forms = {
-                key: _form(tables, key, its, ways[key], looks[key], becomes)
+                key: _numbers(tables, name, key, its, ways[key], looks[key], len(columns) > 1)
                 for key, its in zip(columns, kinds, strict=True)
             }
-            rows = tables.rows(columns, partial(_read_rows, forms))
-            read[name] = ValueColumn(ways[columns[0]].dtype or kind, rows)
+            read[name] = ValueColumn(kind, tables.rows(columns, partial(_read_rows, forms)))
     errors.check()
     return read
 
@@ -151,136 +155,102 @@ def read_numbers(
     Raises GraphDataError: a value is missing or no number; names file and row, of each column the first.
     """
     tables = Tables(paths, ranks, form, kind)
-    ways = dict.fromkeys(tables.names, Way(dtype))
+    ways = dict.fromkeys(tables.names, Way(dtype, is_wide=True))
     tables.parse(ways)
     read = read_values(tables, {name: (name,) for name in ways}, ways, ranks)
     for name, column in read.items():
-        if column.kind in NO_NUMBERS and (column.kind != "none" or any(tables.lengths)):
-            raise GraphDataError(f"{column.place or paths[0]}: column {name} must be numbers (got {column.kind})")
+        if column.kind in NO_NUMBERS and (column.kind != "none" or len(tables)):
+            raise GraphDataError(f"{column.place or f'{paths[0]}, column {name}'}: must be numbers (got {column.kind})")
     columns = [np.zeros(0, dtype or np.int64) if of.kind == "none" else of.rows for of in read.values()]
     return columns, tables.lengths
 
 
-class _Form(NamedTuple):
-    """The numbers that a column becomes."""
-
-    dtype: str  # that the user has named
-    are_floats: bool
-    fill: str  # of rows without a value, where they cannot be NaN
-    value: float  # for NaN
-
-
-def _read_rows(forms: Mapping[str, _Form], columns: Sequence[Any], place: Callable[[int, str], str]) -> Array:
-    """Return rows of a feature: those of a column, or of several side by side, which are float32 or as asked for."""
-    beside = []
-    for (name, form), column in zip(forms.items(), columns, strict=True):
-
-        def of_row(row: int, name: str = name) -> str:
-            return place(row, name)
-
-        rows = to_numpy(column, of_row, form.dtype, form.are_floats, form.fill)
-        if not np.isnan(form.value):
-            rows = np.where(np.isnan(rows), np.array(form.value, rows.dtype), rows)
-        beside.append(rows if len(forms) == 1 or form.dtype else _float32(name, rows, of_row))
+def _read_rows(forms: Mapping[str, Numbers], columns: Sequence[Any], place: Callable[[int, str], str]) -> Array:
+    """Return rows of a feature: those of a column, or of several side by side."""
+    beside = [
+        to_numpy(column, numbers, lambda row, name=name: place(row, name))  # type: ignore[misc]
+        for (name, numbers), column in zip(forms.items(), columns, strict=True)
+    ]
     return beside[0] if len(beside) == 1 else np.stack(beside, 1)
-
-
-def _float32(column: str, rows: Array, place: Place) -> Array:
-    """Return numbers as float32. Raises GraphDataError: one is too large, or an integer would be rounded."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        cast: Array = rows.astype(np.float32)
-        lost = (cast.astype(rows.dtype) != rows) & ((rows == np.rint(rows)) | np.isinf(cast))
-    if lost.any():
-        advice = "which columns side by side become; --types COLUMN=float64 or int64 keeps it"
-        row = int(lost.argmax())
-        raise GraphDataError(f"{place(row)}: {column} {rows[row]} does not fit float32, {advice}")
-    return cast
 
 
 @collective("ranks")
 def _looks(tables: Tables, ways: Mapping[str, Way], ranks: ReadingRanks) -> dict[str, _Look]:
     """Look at the rows of columns whose types and statistics do not tell all; each group of rows by one rank."""
-    looks = dict.fromkeys(ways, _Look())
     to_read = [[key for key in ways if _must_look(tables, group, key, ways[key])] for group in tables.groups]
-    if not any(to_read):
-        return looks
 
     def look(number: int) -> dict[str, _Look]:
-        return {key: _look(tables, tables.groups[number], key, ways[key]) for key in to_read[number]}
+        return {key: _look(tables, number, key, ways[key]) for key in to_read[number]}
 
-    for of_group in ranks.exchange.map(f"reading {tables.paths[0]}", len(to_read), look):
+    looks = dict.fromkeys(ways, _Look())
+    for of_group in ranks.exchange.map(f"reading {tables.paths[0]}", len(to_read) if any(to_read) else 0, look):
         for key, its in of_group.items():
             one, other = looks[key], _Look(*its)
+            first = one.first if one.missing else other.first
             fractions = one.has_fractions or other.has_fractions
-            looks[key] = _Look(
-                one.missing + other.missing,
-                one.first if one.missing else other.first,
-                fractions,
-                one.total + other.total,
-            )
+            looks[key] = _Look(one.missing + other.missing, first, fractions, one.total + other.total)
     return looks
 
 
 def _must_look(tables: Tables, group: Group, key: str, way: Way) -> bool:
-    kind = "string" if way.dtype == "string" else tables.kinds[key]
-    if kind in (*NO_NUMBERS, "list"):
+    kind = tables.kinds[key]
+    if kind in ("string", "other", "list") or way.dtype == "string":
         return False
-    if (kind == "time" and tables.has_fractions(key)) or (way.fill and (kind == "float" or way.fill == "mean")):
-        return True
     missing = tables.missing(group, key)
-    return kind != "float" if missing is None else missing > 0
+    return kind == "time" or bool(way.fill) or (kind != "float" if missing is None else missing > 0)
 
 
-def _look(tables: Tables, group: Group, key: str, way: Way) -> _Look:
+def _look(tables: Tables, number: int, key: str, way: Way) -> _Look:
+    group = tables.groups[number]
     column = tables.columns(group, [key])[0]
-    gaps = column.is_null().to_numpy(zero_copy_only=False)
-
-    def place(row: int) -> str:
-        return tables.place(group, key, row)
-
-    has_fractions, total = False, 0.0
-    if tables.kinds[key] == "time":
-        has_fractions = to_numpy(column.drop_null(), place).dtype.kind == "f"
-    elif way.fill == "mean" or (way.fill and tables.kinds[key] == "float"):
-        rows = to_numpy(column, place, way.dtype, not way.dtype, "0" if np.dtype(way.dtype or "f8").kind != "f" else "")
-        gaps = np.isnan(rows)
-        total = float(np.nansum(rows, dtype=np.float64))
-    return _Look(int(gaps.sum()), (group.file, group.begin + int(gaps.argmax())), has_fractions, total)
+    rows = to_numpy(column, Numbers(np.dtype(np.float64), rounds=True), partial(tables.place, group, key))
+    gaps = np.isnan(rows) if way.fill else column.is_null().to_numpy(zero_copy_only=False)
+    there = rows[~gaps]
+    has_fractions = tables.kinds[key] == "time" and bool((there != np.rint(there)).any())
+    return _Look(int(gaps.sum()), (number, int(gaps.argmax())), has_fractions, float(there.sum()))
 
 
 def _kind(tables: Tables, key: str, way: Way) -> str:
-    """Return the kind of a column. Raises GraphDataError: rows without a value cannot get what the user has named."""
+    """Return the kind of a column. Raises GraphDataError: it cannot be as the user has said."""
     kind = "string" if way.dtype == "string" else tables.kinds[key]
     if kind == "none" and way.fill and tables.groups:
-        kind = "float"
+        return "float"
     refused = ("string", "other") if way.dtype else ("string", "other", "bool", "time", "list")
-    if way.fill and (kind in refused or (way.fill == "mean" and not _is_float(way))):
+    if way.fill and (kind in refused or (way.fill == "mean" and np.dtype(way.dtype or "f4").kind != "f")):
         raise GraphDataError(f"{tables.paths[0]}: {key} is {way.dtype or kind}, which cannot be filled so (--fill)")
     return kind
 
 
-def _is_float(way: Way) -> bool:
-    """Return whether rows without a value are NaN, as far as the user says."""
-    return np.dtype(way.dtype or "f4").kind == "f"
-
-
-def _form(tables: Tables, key: str, kind: str, way: Way, look: _Look, becomes: str) -> _Form:
+def _numbers(tables: Tables, feature: str, key: str, kind: str, way: Way, look: _Look, is_beside: bool) -> Numbers:
     """Return the numbers that a column becomes, and say how many rows have none."""
-    count = sum(tables.lengths)
-    if tables.kinds[key] == "none" and count:
-        look = look._replace(missing=count, first=(tables.groups[0].file, 0))
-    value = np.nan
-    if look.missing:
-        file, row = look.first
-        if not way.dtype and kind not in ("integer", "float"):
-            raise GraphDataError(f"{tables.place_of(file, row, key)}: {key} has no value")
-        line = "%s: %s has no value in %d of %d rows (the first: row %d): %s"
-        first = tables.first_row(file) + row
-        get_logger().warning(line, tables.paths[file], key, look.missing, count, first, way.fill or becomes)
-        if way.fill == "mean" and look.missing == count:
-            what = f"{key} has no value in any row, so no mean (--fill)"
-            raise GraphDataError(f"{tables.place_of(file, row, key)}: {what}")
-        if way.fill and _is_float(way):
-            value = look.total / (count - look.missing) if way.fill == "mean" else float(way.fill)
-    are_floats = kind == "float" or look.has_fractions or look.missing > 0
-    return _Form(way.dtype, are_floats, "" if _is_float(way) else way.fill, value)
+    if way.dtype:
+        dtype = np.dtype(way.dtype)
+    elif kind == "time":
+        dtype = np.dtype(np.float64 if look.has_fractions else np.int64)
+    else:
+        of = tables.types[key].value_type if kind == "list" else tables.types[key]
+        dtype = np.dtype(of.to_pandas_dtype())
+        if dtype.kind not in "biuf" or (dtype.kind in "iu" and look.missing):
+            dtype = np.dtype(np.float64)
+        if is_beside or (dtype == np.float64 and not way.is_wide):
+            dtype = np.dtype(np.float32)
+    if not look.missing:
+        return Numbers(dtype, None, bool(way.dtype))
+    number, row = look.first
+    place = tables.place(tables.groups[number], key, row)
+    count = len(tables)
+    if not way.fill and (dtype.kind != "f" or (kind == "time" and not way.dtype)):
+        raise GraphDataError(f"{place}: a value is missing, which {dtype} cannot say")
+    if way.fill == "mean" and look.missing == count:
+        raise GraphDataError(f"{place}: no row has a value, so there is no mean (--fill)")
+    becomes = way.fill or ("-1" if feature == "label" else "NaN (--fill COLUMN=0 or mean)")
+    get_logger().warning("%s: %d of %d rows have no value, this one first: %s", place, look.missing, count, becomes)
+    if not way.fill:
+        return Numbers(dtype, None, bool(way.dtype))
+    is_integer = way.fill.lstrip("+-").isdecimal()
+    mean = look.total / max(count - look.missing, 1)
+    fill = mean if way.fill == "mean" else int(way.fill) if is_integer else float(way.fill)
+    try:
+        return Numbers(dtype, as_dtype(np.array([fill]), dtype)[0], bool(way.dtype))
+    except RowError as error:
+        raise GraphDataError(f"{place}: --fill: {error}") from None

@@ -6,7 +6,6 @@ They are read by groups of rows, when they are asked for.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import arrow, type_kind, wider_type
 from mpigraph.formats.input_files import is_packed, reading
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.text_files import Head, TextForm, Way, head_of, ids_in, write_parquet
+from mpigraph.formats.text_files import Head, TextForm, Way, head_of, write_parquet
 from mpigraph.partition.row_arrays import FileRows, RowArray
 from mpigraph.storage.contents import overlaps
 from mpigraph.storage.files import open_regular
@@ -35,9 +34,18 @@ def is_table(path: Path) -> bool:
 
 
 class Group(NamedTuple):
-    """A group of rows of a parquet file: the number of the file, its own number there, its first row, and how many."""
+    """A group of rows.
+
+    Attributes:
+        file: number of the file of the table.
+        parquet: number of the parquet file.
+        number: its own number there.
+        begin: its first row in the file of the table.
+        length: how many rows it has.
+    """
 
     file: int
+    parquet: int
     number: int
     begin: int
     length: int
@@ -57,10 +65,13 @@ class Tables:
         is_text: whether they are text.
         names: of the columns.
         no_header: the fields of the first line of text, where it has no names and none are given.
-        groups: the groups of rows of all files that have rows, once it is parsed.
-        kinds: name of each column -> integer, float, bool, time, list (of numbers), string, none or other; of text
-            once it is parsed.
-        lengths: rows of each file, once it is parsed.
+        groups: the groups of rows of all files that have rows, once they are parsed.
+        kinds: name of each column -> integer, float, bool, time, list (of numbers), string, none or other, once they
+            are parsed.
+        types: the Arrow types of all rows of the columns, once they are parsed.
+        texts: of columns of text that are no ids the first value that is no number, with its place; "" if the user
+            says that it is text.
+        lengths: rows of each file, once they are parsed.
 
     Raises:
         GraphDataError: they cannot be read, or do not fit together; or there is no pyarrow.
@@ -76,19 +87,17 @@ class Tables:
             raise GraphDataError(f"{paths[0].parent}: csv and parquet files cannot be one table")
         self.paths = paths
         self.is_text = are_parquet == {False}
-        self.kinds: dict[str, str] = {}
         self.no_header: list[str] = []
+        self.texts: dict[str, str] = {}
         self._ranks = ranks  # whose files these may be
         self._form = form or TextForm()
-        self._files = list(paths)  # of parquet
-        self._texts: list[dict[str, int]] = [{} for _ in paths]
         if self.is_text:
             heads = ranks.exchange.map(f"reading {paths[0]}", len(paths), lambda n: head_of(paths[n], self._form))
             self._heads = [Head(*head) for head in heads]
             self.no_header = self._heads[-1].no_header
             names = [head.names for head in self._heads]
         else:
-            self._open()
+            self._open([*enumerate(paths)])
             names = [schema.names for schema in self._schemas]
         self.names: list[str] = names[0]
         for path, its in zip(paths, names, strict=True):
@@ -97,128 +106,100 @@ class Tables:
                 raise GraphDataError(f"{path}: there are several columns of the name {twice[0]!r}")
             if its != self.names:
                 raise GraphDataError(f"{path}: columns {its} are not those of {paths[0].name}, {self.names}")
-        if not self.is_text:
-            self._list_groups()
 
     @collective("ranks")
     def parse(self, columns: Mapping[str, Way]) -> None:
-        """Parse columns of text, each file by one rank; nothing to do of parquet.
+        """Parse columns, of text each file by one rank, and find the types of all their rows.
 
-        Raises GraphDataError: values cannot be read; names file and row, of each column the first.
+        Raises GraphDataError: values cannot be read, or ids are no ids; names file and row, of each column the first.
         """
-        if not self.is_text:
-            self._find_ids({name: way.dtype for name, way in columns.items() if way.is_ids})
-            return
-        folder = self._ranks.new_file("")
-        largest = sorted(range(len(self.paths)), key=lambda file: -self.paths[file].stat().st_size)
+        if self.is_text:
+            folder = self._ranks.new_file("")
 
-        def write(number: int) -> dict[str, int]:
-            file = largest[number]
-            folder.mkdir(exist_ok=True)
-            return write_parquet(self.paths[file], self._form, self._heads[file], columns, folder / str(file))
+            def write(file: int) -> tuple[int, dict[str, str]]:
+                (folder / str(file)).mkdir(parents=True)
+                return write_parquet(self.paths[file], self._form, self._heads[file], columns, folder / str(file))
 
-        told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(largest), write)
-        self._texts = [told[largest.index(file)] for file in range(len(largest))]
-        self._files = [folder / str(file) for file in range(len(largest))]
-        self._open()
-        self._list_groups()
+            told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(self.paths), write)
+            self.texts = {name: place for _, texts in reversed(told) for name, place in texts.items()}
+            self._open(
+                [(file, folder / str(file) / str(n)) for file, (count, _) in enumerate(told) for n in range(count)]
+            )
+        with_rows = [self._schemas[group.parquet] for group in self.groups] or self._schemas
+        self.types = {
+            name: reduce(wider_type, [schema.field(name).type for schema in with_rows]) for name in with_rows[0].names
+        }
+        for name, way in columns.items():
+            kind = type_kind(self.types[name])
+            if way.is_ids and kind not in ("integer", "string") and len(self):
+                raise GraphDataError(f"{self.paths[0]}: ids must be integers or text (column {name!r} is {kind})")
+            if way.is_ids and (way.dtype or kind == "string"):
+                is_text = way.dtype in ("", "string")
+                self.types[name] = arrow().large_string() if is_text else arrow().int64()
+        self.kinds = {name: type_kind(of) for name, of in self.types.items()} | dict.fromkeys(self.texts, "string")
 
-    def _find_ids(self, dtypes: Mapping[str, str]) -> None:
-        """Find out which columns of ids in parquet are text: those of strings with one that is no plain integer."""
-        for name in dtypes:
-            if self.kinds[name] not in ("integer", "string"):
-                what = f"column {name!r} is {self.kinds[name]}"
-                raise GraphDataError(f"{self.paths[0]}: ids must be integers or text ({what})")
-        strings = [name for name in dtypes if self.kinds[name] == "string" and not dtypes[name]]
-
-        def are_integers(number: int) -> list[bool]:
-            group = self.groups[number]
-            ids = [
-                (self.columns(group, [name])[0].cast(arrow().large_string()).fill_null(""), name) for name in strings
-            ]
-            return [not is_text(ids_in(its, partial(self.place, group, name)).type) for its, name in ids]
-
-        is_text = arrow().types.is_large_string
-        told = self._ranks.exchange.map(f"reading {self.paths[0]}", len(self.groups) if strings else 0, are_integers)
-        integers = {name for number, name in enumerate(strings) if told and all(its[number] for its in told)}
-        for name, dtype in dtypes.items():
-            is_integer = name in integers or (dtype not in ("", "string")) or self.kinds[name] == "integer"
-            self.kinds[name] = "integer" if is_integer and dtype != "string" else "string"
-
-    def _open(self) -> None:
-        """Read what the parquet files tell of their columns and groups of rows."""
+    def _open(self, files: Sequence[tuple[int, Path]]) -> None:
+        """Read what parquet files, of the files of these numbers, tell of their columns and groups of rows."""
+        self._files = [path for _, path in files]
         self._schemas = []
         self._metadata = []
         self._numbers: list[dict[str, int]] = []  # of the columns, by their paths
         self._open_file: tuple[int, Any] = -1, None
-        for path, parquet in zip(self.paths, self._files, strict=True):
-            with reading(path):
-                os.close(open_regular(parquet))
-                opened = arrow().parquet.ParquetFile(parquet, memory_map=True)
+        self.groups: list[Group] = []
+        self.lengths = [0] * len(self.paths)
+        for parquet, (file, path) in enumerate(files):
+            with reading(self.paths[file]):
+                os.close(open_regular(path))
+                opened = arrow().parquet.ParquetFile(path, memory_map=True)
+            metadata = opened.metadata
             self._schemas.append(opened.schema_arrow.remove_metadata())
-            self._metadata.append(opened.metadata)
-            paths = [opened.schema.column(number).path for number in range(opened.metadata.num_columns)]
+            self._metadata.append(metadata)
+            paths = [opened.schema.column(number).path for number in range(metadata.num_columns)]
             self._numbers.append({path: number for number, path in enumerate(paths)})
-            if not self.is_text and not self._schemas[-1].equals(self._schemas[0]):
-                raise GraphDataError(f"{path}: columns are not those of {self.paths[0].name}")
+            for number in range(metadata.num_row_groups):
+                length = metadata.row_group(number).num_rows
+                if length:
+                    self.groups.append(Group(file, parquet, number, self.lengths[file], length))
+                self.lengths[file] += length
 
-    def _reader(self, file: int) -> Any:
-        """Return a reader of a file; one stays open: opening takes long where there are thousands of columns."""
-        if self._open_file[0] != file:
-            known = self._metadata[file]
-            self._open_file = file, arrow().parquet.ParquetFile(self._files[file], metadata=known, memory_map=True)
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def _reader(self, number: int) -> Any:
+        """Return a reader of a parquet file; one stays open: that takes long where there are thousands of columns."""
+        if self._open_file[0] != number:
+            known = self._metadata[number]
+            opened = arrow().parquet.ParquetFile(self._files[number], metadata=known, memory_map=True)
+            self._open_file = number, opened
         return self._open_file[1]
 
-    def _list_groups(self) -> None:
-        """List the groups of rows, and the kinds of columns."""
-        self.lengths = [metadata.num_rows for metadata in self._metadata]
-        self.groups: list[Group] = []
-        for file, metadata in enumerate(self._metadata):
-            lengths = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-            begins = accumulate(lengths, initial=0)
-            self.groups += [
-                Group(file, *its) for its in zip(range(len(lengths)), begins, lengths, strict=False) if its[2]
-            ]
-        self._types: dict[str, Any] = {}
-        of_files = [dict(zip(schema.names, schema.types, strict=True)) for schema in self._schemas]
-        with_rows = [types for types, length in zip(of_files, self.lengths, strict=True) if length] or of_files
-        for name in dict.fromkeys(name for types in of_files for name in types):
-            types = [of[name] for of in with_rows if name in of]
-            self._types[name] = reduce(lambda one, other: one and wider_type(one, other), types)
-        texts = {name for of_file in self._texts for name in of_file}
-        self.kinds = {name: type_kind(of) if of is not None else "string" for name, of in self._types.items()}
-        self.kinds |= dict.fromkeys(texts, "string")
-
-    def first_row(self, file: int) -> int:
-        """Return what the first row of a file is called: a line of text from 1, in parquet 0."""
-        return self._heads[file].first_row if self.is_text else 0
-
-    def place_of(self, file: int, row: int, name: str) -> str:
-        """Return the file and row of a row of a file, for messages about a column."""
-        title = str(self.paths[file]) if self.is_text else f"{self.paths[file]}: {name}"
-        return f"{title}, row {self.first_row(file) + row}"
-
     def place(self, group: Group, name: str, row: int = 0) -> str:
-        """Return the file and row of a row of a group."""
-        return self.place_of(group.file, group.begin + row, name)
+        """Return the file, row and column of a row of a group; in text the first line has number 1, in parquet 0."""
+        first = self._heads[group.file].first_row if self.is_text else 0
+        return f"{self.paths[group.file]}, row {first + group.begin + row}, column {name}"
 
-    def place_of_text(self, name: str) -> str:
-        """Return the file and row of the first text in a column of text, "" if there are no numbers before it."""
-        file, row = next(((file, its[name]) for file, its in enumerate(self._texts) if name in its), (0, -1))
-        return self.place_of(file, row, name) if row > 0 or (row == 0 and any(self.lengths[:file])) else ""
+    def place_of_row(self, name: str, row: int) -> str:
+        """Return the file, row and column of a row, counted in all files."""
+        for group in self.groups:
+            if row < group.length:
+                return self.place(group, name, row)
+            row -= group.length
+        return ""
 
     def columns(self, group: Group, names: Sequence[str]) -> list[Any]:
-        """Return columns of a group of rows, each as one Arrow array; lists have the type of those of all rows."""
+        """Return columns of a group of rows, each as one Arrow array; ids and lists in the type of all rows."""
         with reading(self.paths[group.file]):
-            read = self._reader(group.file).read_row_group(group.number, list(names), use_threads=False)
+            read = self._reader(group.parquet).read_row_group(group.number, list(names), use_threads=False)
             columns = [read.column(name).combine_chunks() for name in names]
-            pairs = zip(names, columns, strict=True)
-            return [its.cast(self._types[name]) if self.kinds[name] == "list" else its for name, its in pairs]
+            return [
+                its if self.kinds[name] == "float" else its.cast(self.types[name])  # floats are checked one by one
+                for name, its in zip(names, columns, strict=True)
+            ]
 
     def rows(self, names: Sequence[str], read: Read) -> RowArray:
         """Return what a function makes of columns of a group of rows; they are read when rows are asked for."""
         if not self.groups:
-            return read([arrow().array([], self._types[name]) for name in names], lambda row, name: "")
+            return read([arrow().array([], self.types[name]) for name in names], lambda row, name: "")
         bounds = np.cumsum([0, *(group.length for group in self.groups)])
 
         def of_group(number: int) -> Array:
@@ -244,24 +225,11 @@ class Tables:
 
         return FileRows(of_rows, (int(bounds[-1]), *shape), dtype, bounds, partial(self.place_of_row, names[0]))
 
-    def place_of_row(self, name: str, row: int) -> str:
-        """Return the file and row of a row, counted in all files."""
-        for group in self.groups:
-            if row < group.length:
-                return self.place(group, name, row)
-            row -= group.length
-        return ""
-
     def missing(self, group: Group, name: str) -> int | None:
         """Return how many rows of a group have no value, if the file tells that; it does not count NaN."""
-        if arrow().types.is_null(self._schemas[group.file].field(name).type):
+        if arrow().types.is_null(self._schemas[group.parquet].field(name).type):
             return group.length
-        number = self._numbers[group.file].get(name)
-        columns = self._metadata[group.file].row_group(group.number)
+        number = self._numbers[group.parquet].get(name)
+        columns = self._metadata[group.parquet].row_group(group.number)
         known = None if number is None else columns.column(number).statistics
         return known.null_count if known is not None and known.has_null_count else None
-
-    def has_fractions(self, name: str) -> bool:
-        """Return whether times may have fractions of a second."""
-        of = self._types[name]
-        return bool(arrow().types.is_timestamp(of)) and of.unit != "s"

@@ -37,18 +37,18 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.declared import MASKS, label_of, relation_in
-from mpigraph.formats.id_maps import NodeIds, distinct_texts
+from mpigraph.formats.declared import MASKS, feature_of, relation_in
+from mpigraph.formats.id_maps import NodeIds, distinct_ids, positions_in
 from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, read_values
+from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, read_values
 from mpigraph.formats.table_files import Tables, is_table
 from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_float32, as_floats, as_mask
+from mpigraph.partition.row_arrays import MadeRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -95,68 +95,63 @@ class _Table:
         self.left_out: list[str] = []
         self._options = options
         self._kind = options.node_type if isinstance(owner, str) else options.edge_type
+        if self._kind is not None and self._kind not in tables.names:
+            raise GraphDataError(f"{self.title}: has no column {self._kind!r} (got {', '.join(tables.names)})")
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
         if unnamed:
             get_logger().warning("%s: column %r, an index of pandas, is left out", self.title, unnamed[0])
         features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX, self._kind)], options)
-        if self._kind is not None and self._kind not in tables.names:
-            raise GraphDataError(f"{self.title}: has no column {self._kind!r} (got {', '.join(tables.names)})")
         as_words = {_SPLIT, *options.categories}
         self.words = {name: its[0] for name, its in features.items() if as_words & {name, its[0]}}
         self.values = {name: its for name, its in features.items() if name not in self.words}
 
-    @property
-    def length(self) -> int:
-        """Number of rows."""
-        return sum(self.tables.lengths)
-
     @collective("ranks")
     def read(self, ranks: ReadingRanks) -> None:
         """Read the columns. Raises GraphDataError: they cannot be read; names the file, and the row."""
-        tables = self.tables
-        columns = (*(ids.name for ids in self.ids), *self.words.values(), *filter(None, [self._kind]))
-        ways = {column: Way(self._type(column, []), is_ids=True) for column in columns}
-        for feature, its in self.values.items():
-            dtype = self._type(feature, its)
-            for column in its:
-                fill = self._options.fill.get(column, self._options.fill.get(feature, ""))
-                ways[column] = Way(dtype, fill)
-        tables.parse({column: way for column, way in ways.items() if way.is_ids or way.dtype != "string"})
+        tables, types, fill = self.tables, self._options.types, self._options.fill
+        ids = (*(ids.name for ids in self.ids), *self.words.values(), *filter(None, [self._kind]))
+        ways = {column: Way(types.get(column, ""), is_ids=True) for column in ids}
+        for feature, columns in self.values.items():
+            dtype = next((types[name] for name in (feature, *columns) if name in types), "")
+            for column in columns:
+                filled = fill.get(column, fill.get(feature, ""))
+                ways[column] = Way(dtype, filled, is_wide=feature in ("time", "label"))
+        tables.parse(ways)
         for feature, column in self.words.items():
             if feature == _SPLIT:
                 self.features |= _masks(IdColumn(tables, column), ranks)
             else:
-                kinds = _category(f"{self.title}: column {column}", IdColumn(tables, column), ranks)
-                self.features[feature] = Feature.of(kinds.codes)._replace(categories=tuple(kinds.names))
-        if self._kind is not None:
-            self.kinds = _category(f"{self.title}: column {self._kind}", IdColumn(tables, self._kind), ranks)
-        features = _matrices_of_numbers(tables, self.values)
-        for feature, values in read_values(tables, features, ways, ranks).items():
+                names = _category(IdColumn(tables, column), ranks)
+                self.features[feature] = Feature.of(names.codes)._replace(categories=tuple(names.names))
+        self.kinds = None if self._kind is None else _category(IdColumn(tables, self._kind), ranks)
+        for feature, values in read_values(tables, self._matrices(), ways, ranks).items():
+            rows = values.rows
             if values.kind in NO_NUMBERS:
-                first = f": the first is in {values.place}" if values.place else ""
+                first = f": the first is {values.place}" if values.place else ""
                 self.left_out.append(f"{self.title}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
+                continue
+            if values.kind == "time":
+                text = "%s: times in %s become %s, seconds since 1970 (UTC)"
+                get_logger().warning(text, self.title, feature, rows.dtype)
+            dtype = ways[self.values.get(feature, (feature,))[0]].dtype
+            is_plain = feature == "label" and (rows.ndim > 1 or dtype.startswith("float"))
+            self.features[feature] = Feature.of(rows) if is_plain else feature_of(feature, rows)
+
+    def _matrices(self) -> dict[str, tuple[str, ...]]:
+        """Return the columns of features of numbers; those with numbered names are one, if all of them are numbers."""
+        result: dict[str, tuple[str, ...]] = {}
+        for feature, columns in self.values.items():
+            kinds = {self.tables.kinds[column] for column in columns}
+            result[feature] = columns
+            if len(columns) == 1 or feature in self._options.columns:
+                continue
+            if kinds <= {"integer", "float", "bool", "none"}:
+                text = "%s: columns %s to %s become the rows of one feature %r"
+                get_logger().warning(text, self.title, columns[0], columns[-1], feature)
             else:
-                self.features[feature] = self._feature(
-                    feature, values, self._type(feature, self.values.get(feature, ()))
-                )
-
-    def _type(self, feature: str, columns: Sequence[str]) -> str:
-        """Return the dtype that the user has named for a feature, or one of its columns; "" without one."""
-        types = self._options.types
-        return next((types[name] for name in (feature, *columns) if name in types), "")
-
-    def _feature(self, name: str, values: ValueColumn, dtype: str) -> Feature:
-        rows = values.rows
-        if values.kind == "time":
-            text = "%s: times in %s become %s, seconds since 1970 (UTC)"
-            get_logger().warning(text, self.title, name, rows.dtype)
-        if name == "label" and rows.ndim == 1 and not dtype.startswith("float"):
-            return label_of(rows)
-        if name in MASKS:
-            return Feature.of(as_mask(rows))
-        if dtype or name == "time" or values.kind == "time" or rows.dtype != np.float64:
-            return Feature.of(as_floats(rows)) if name == "feat" else Feature.of(rows)
-        return Feature.of(MadeRows(_as_float32, np.float32, rows))
+                del result[feature]
+                result |= {column: (column,) for column in columns}
+        return result
 
 
 @collective("ranks")
@@ -176,9 +171,9 @@ def _graph_of_tables(tables: Sequence[_Table], ranks: ReadingRanks, num_nodes: M
         table = nodes.get(ntype)
         count = num_nodes.get(ntype)
         if table is not None:
-            if count is not None and count != table.length:
-                raise GraphDataError(f"{table.title}: has {table.length} rows, but there are to be {count} nodes")
-            count = None if table.ids else table.length
+            if count is not None and count != len(table.tables):
+                raise GraphDataError(f"{table.title}: has {len(table.tables)} rows, but there are to be {count} nodes")
+            count = None if table.ids else len(table.tables)
         ids[ntype] = NodeIds(repr(ntype), table.ids[0] if table and table.ids else None, ends, ranks, count)
         node_feats[ntype] = table.features if table else {}
         original = ids[ntype].original
@@ -198,57 +193,27 @@ def _graph_of_tables(tables: Sequence[_Table], ranks: ReadingRanks, num_nodes: M
     )
 
 
-def _as_float32(rows: Array) -> Array:
-    """Return float64 as float32. Raises RowError: a number is too large, or nothing after its point would stay."""
-    cast = as_float32(rows)
-    lost = (cast != rows) & (np.abs(rows) > 2**24)
-    if lost.any():
-        place = tuple(np.argwhere(lost)[0].tolist())
-        raise RowError(place[0], f"{rows[place]} does not fit float32; --types COLUMN=float64 keeps it")
-    return cast
-
-
 def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple[str, ...]]:
     """Return the columns of each feature: as the user has named them, matrices by numbered names, and single ones."""
     features = {}
     taken = set()
     for feature, patterns in options.columns.items():
-        if feature in _ID_COLUMNS:
-            continue
         columns = [name for pattern in patterns for name in names if fnmatchcase(name, pattern) and name not in taken]
-        if columns:
+        if columns and feature not in _ID_COLUMNS:
             features[feature] = tuple(columns)
             taken |= set(columns)
-    rest = [name for name in names if name not in taken and name not in options.categories]
     matrices: dict[str, dict[int, str]] = {}
-    for name in rest:
+    for name in names:
         match = _NUMBERED.fullmatch(name)
-        if match is not None:
+        if match is not None and name not in taken and name not in options.categories:
             matrices.setdefault(match[1].rstrip("_-. "), {})[int(match[2])] = name
     for feature, by_number in matrices.items():
-        columns = [by_number[number] for number in sorted(by_number)]
         numbers = sorted(by_number)
-        is_row = len(columns) > 1 and numbers in (list(range(len(columns))), list(range(1, len(columns) + 1)))
+        is_row = len(numbers) > 1 and numbers in (list(range(len(numbers))), list(range(1, len(numbers) + 1)))
         if is_row and feature and feature not in names and feature not in features:
-            features[feature] = tuple(columns)
-            taken |= set(columns)
+            features[feature] = tuple(by_number[number] for number in numbers)
+            taken |= set(features[feature])
     return features | {name: (name,) for name in names if name not in taken}
-
-
-def _matrices_of_numbers(tables: Tables, features: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return features with columns of numbered names as single ones, unless all of them are numbers."""
-    result: dict[str, tuple[str, ...]] = {}
-    for feature, columns in features.items():
-        is_numbered = len(columns) > 1 and all(re.fullmatch(rf"{re.escape(feature)}[_\-. ]*\d+", c) for c in columns)
-        kinds = {tables.kinds.get(column, "string") for column in columns}
-        if is_numbered and not kinds <= {"integer", "float", "bool", "none"}:
-            result |= {column: (column,) for column in columns}
-            continue
-        result[feature] = columns
-        if is_numbered:
-            text = "%s: columns %s to %s become the rows of one feature %r"
-            get_logger().warning(text, tables.paths[0], columns[0], columns[-1], feature)
-    return result
 
 
 def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
@@ -261,8 +226,7 @@ def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
     for what, pattern, known in asked:
         if pattern not in known and not (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in known)):
             column = "column of numbers" if what == "fill" else "column"
-            there = ", ".join(sorted(known))
-            raise GraphDataError(f"{what}: no table has a {column} {pattern!r} (there are {there})")
+            raise GraphDataError(f"{what}: no table has a {column} {pattern!r} (there are {', '.join(sorted(known))})")
 
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
@@ -276,8 +240,9 @@ def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
     return {name: Feature.of(MadeRows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
 
 
-def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
+def _category(names: IdColumn, ranks: ReadingRanks) -> Kinds:
     """Number names; a line of the log says which there are, and how many rows have none."""
+    title = f"{names.tables.paths[0]}: column {names.name}"
     known, codes, missing = _numbered(names, ranks)
     listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(known) > _LISTED)
     none = f"; {missing} of {len(names)} rows have none: -1" if missing else ""
@@ -288,23 +253,20 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
 def _numbered(names: IdColumn, ranks: ReadingRanks) -> tuple[list[str], RowArray, int]:
     """Return all names in their order, the number of that of each row (int64, -1: none), and how many have none."""
     doing = "numbering categories"
-    if not names.is_text:
-        numbers = np.unique(names.numbers[:])
-        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(numbers, rows)), np.int64, names.numbers)
-        return [*map(str, numbers.tolist())], codes, 0
-    keys = distinct_texts(ranks, doing, [names], blanks=True)
-    keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
-    missing = 0
+    keys = distinct_ids(ranks, doing, [names], names.is_text, blanks=True)
+    known = [key.decode() for key in keys.tolist()] if names.is_text else [*map(str, keys.tolist())]
+    if known[:1] == [""]:
+        known, keys = known[1:], keys[1:]
+    missing = []
 
     def own() -> Iterator[tuple[int, Array]]:
-        nonlocal missing
-        for first, values, positions, _ in names.texts(ranks, blanks=True):
-            numbers = np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
-            missing += int((numbers < 0).sum())
-            yield first, numbers
+        for first, values, positions, _ in names.chunks(ranks, names.is_text, blanks=True):
+            codes = positions_in(keys, values)[positions]
+            missing.append(int((codes < 0).sum()))
+            yield first, codes
 
-    of_words = ranks.rows(doing, len(names), np.int64, own)
-    return [key.decode() for key in keys.tolist()], of_words, ranks.exchange.sum_of(missing)
+    codes = ranks.rows(doing, len(names), np.int64, own)
+    return known, codes, ranks.exchange.sum_of(sum(missing))
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)
@@ -324,11 +286,7 @@ def _is_at(path: Path) -> bool:
 
 @collective("ranks")
 def _read(path: Path, options: ReadOptions) -> GraphSource:
-    tables = _tables_in(path)
-    for file in options.nodes:
-        match = _NAME.fullmatch(_stem(file))
-        name = match[2] if match is not None and match[1].lower() == "nodes" else None
-        tables.setdefault(("nodes", name or ""), []).extend(_files_of(file) or [file])
+    tables = _tables_in(path, options.nodes)
     for (kind, name), files in tables.items():
         if len(files) > 1:
             get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
@@ -336,9 +294,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     edge_files = {name: files for (kind, name), files in tables.items() if kind == "edges"}
     if not edge_files:
         raise GraphDataError(f"{path}: has files of nodes, but none of edges (edges*.csv, edges*.parquet)")
-    only = DEFAULT_NTYPE if not node_files or set(node_files) == {""} else None
-    if len(node_files) == 1 and only is None:
-        only = next(iter(node_files))
+    only = (next(iter(node_files), "") or DEFAULT_NTYPE) if len(node_files) < 2 else None
     written = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
     _check_numbers(path, node_files, written.values())
     relations: dict[str, Relation] = {n: (unquote(s), unquote(r), unquote(d)) for n, (s, r, d) in written.items()}
@@ -365,20 +321,21 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     return source
 
 
-def _tables_in(path: Path) -> _Tables:
-    """Return the files of each table."""
+def _tables_in(path: Path, nodes: Sequence[Path]) -> _Tables:
+    """Return the files of each table; ``nodes`` are further ones of nodes."""
     tables: _Tables = {}
-    unnamed: list[Path] = []
     entries = [path] if path.is_file() else in_natural_order(path.iterdir())
     for entry in entries:
         files = _files_of(entry)
         match = _NAME.fullmatch(_stem(entry)) if files and path.is_dir() else None
         if match is not None:
             tables.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
-        elif is_table(entry):
-            unnamed.append(entry)
     if not tables:
-        tables[("edges", "")] = unnamed
+        tables["edges", ""] = [*filter(is_table, entries)]
+    for file in nodes:
+        match = _NAME.fullmatch(_stem(file))
+        name = match[2] if match is not None and match[1].lower() == "nodes" else None
+        tables.setdefault(("nodes", name or ""), []).extend(_files_of(file) or [file])
     return tables
 
 

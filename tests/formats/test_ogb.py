@@ -163,7 +163,11 @@ def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
         ("num-node-list.csv.gz", [2, 2], r"must be one number, of one graph \(got 2 numbers\)"),
         ("node_year.csv.gz", [1, 2, 3], "'year' of '_N' must have 4 rows"),
         ("edge_reltype.csv.gz", [1], "'reltype' of '_N:_E:_N' must have 3 rows"),
-        ("node_year.csv.gz", [1, "x", 3, 4], r"node_year.csv.gz, row 2: column column0 must be numbers \(got string"),
+        (
+            "node_year.csv.gz",
+            [1, "x", 3, 4],
+            r"node_year.csv.gz, row 2, column column0: 'x': must be numbers \(got string",
+        ),
     ],
 )
 def test_files_that_contradict_each_other(tmp_path, name, lines, error):

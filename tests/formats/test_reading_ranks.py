@@ -201,7 +201,7 @@ def test_a_wrong_row_is_one_error_of_all_ranks(comm: MPI.Intracomm, blocks) -> N
         for row in (3, 90, 177, 178):
             for wrong, message in (
                 ("0,1,2", f"row {row}: Expected 2 columns, got 3"),
-                ("1,", f"row {row}: a value is"),
+                ("1,", f"row {row}, column dst: a value is"),
                 ('0,"1', "a field in quotes does not end"),
             ):
                 if comm.rank == 0:
