@@ -160,8 +160,7 @@ def test_a_model_says_what_is_between_its_layers(job: SharedJob, oracle) -> None
         x = rows_of(g, g.ntypes[0], dtype)
         with torch.no_grad():
             wanted = copy.deepcopy(model).double().eval()([whole(g)] * 3, x[:].double())
-        found = layerwise(g, model, x, batch_size=10, dtype=torch.float64)
-        assert found.dtype == torch.float64
+        found = layerwise(g, model, x, batch_size=10)
         on_all(job.trainers, close(found[:], wanted))
     assert model.training and all(norm.training for norm in model.norms)
 
@@ -235,17 +234,11 @@ def test_no_bit_depends_on_batches_or_layout(job: SharedJob, oracle) -> None:
 
     def body(batch_sizes: tuple[int, ...]) -> list[torch.Tensor]:
         g = job.open(path) if len(batch_sizes) > 1 else dist.DistGraph("oracle", part_config=path)
-        found = []
-        for fanout in (-1, 2):
-            for batch_size in batch_sizes:
-                made = layerwise(g, [exact] * 3, g.ndata["feat"], batch_size=batch_size, fanout=fanout)
-                found.append(made[:].clone())
-        return found
+        return [layerwise(g, [exact] * 3, g.ndata["feat"], batch_size=size)[:].clone() for size in batch_sizes]
 
     alone = job.alone(lambda: body((1000,)))
     here = body((4, 1000))
-    same = [torch.equal(rows, alone[i // 2]) for i, rows in enumerate(here)]
-    on_all(job.trainers, all(same) and not torch.equal(alone[0], alone[1]), str(same))
+    on_all(job.trainers, all(torch.equal(rows, alone[0]) for rows in here), f"{here}, alone {alone}")
 
 
 @pytest.mark.slow
@@ -411,7 +404,7 @@ def test_small_graphs(job: SharedJob, nodes: int, edges: int) -> None:
     src, dst = g.find_edges(torch.arange(edges))
     matrix = 2 * torch.eye(nodes)
     matrix.index_put_((dst, src), torch.ones(edges), accumulate=True)
-    found = layerwise(g, [exact, exact], feat, batch_size=1, dtype=torch.bfloat16)
+    found = layerwise(g, [exact, lambda block, h: exact(block, h).bfloat16()], feat, batch_size=1)
     on_all(job.trainers, found.dtype == torch.bfloat16 and torch.equal(found[:].float(), matrix @ matrix @ feat[:]))
     half = rows_of(g, "_N", torch.float16)
     found = layerwise(g, [lambda block, h: h[1]], half, batch_size=2)
