@@ -9,7 +9,6 @@ import torch
 from layouts import SharedJob, on_all
 from torch import nn
 
-import mpigraph as mg
 import mpigraph.distributed as dist
 import mpigraph.function as fn
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, TensorMismatchError
