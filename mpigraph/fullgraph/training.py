@@ -5,7 +5,7 @@ one order, whatever the order of autograd's queue. Trainers agree on each step o
 all, and a call of another kind is an error, not a wait.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
 from operator import add
@@ -23,7 +23,6 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import (
     FieldNameError,
     InvalidArgumentError,
-    TensorMismatchError,
     check_integer,
     check_state,
 )
@@ -44,7 +43,7 @@ from mpigraph.inference.neighbourhoods import (
 )
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
-from mpigraph.mpi.agree import everywhere, same
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.store.host_ranges import cut_offsets
 
@@ -54,7 +53,6 @@ _Rows: TypeAlias = _Tensor | Mapping[Any, _Tensor]
 _Sums: TypeAlias = dict[Any, _Tensor]
 """Gradients by node type and relation, and by number of the parameter."""
 _MADE: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many, on every trainer
-_COMPARED = 4  # numbers of each parameter, in each call
 _ALIGNED = 64  # bytes: where an array begins may change the last bits of a product
 
 
@@ -113,7 +111,7 @@ class FullGraph:
         """Plan the exchange."""
         if not isinstance(g, DistGraph):
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
-        self._g, self._world, self._calls, self._models = g, g.session.world, 0, 0
+        self._g, self._world, self._calls, self._calls_to_models = g, g.session.world, 0, 0
         self.recompute, self._threads = bool(recompute), 1
         self._number = _MADE[self._world] = _MADE.get(self._world, 0) + 1
         parts = g.loaded.topology.config.book.node_offsets
@@ -225,7 +223,7 @@ class FullGraph:
     # Layers
 
     @collective("trainers")
-    def __call__(self, model: Any, x: _Rows) -> Any:
+    def __call__(self, model: Any, x: _Rows, parameters: Iterable[_Tensor] = ()) -> Any:
         """Return the rows of the model's last layer.
 
         Random draws inside layers, such as dropout, depend on the job's seed, the number of the call and the piece.
@@ -236,6 +234,7 @@ class FullGraph:
                 sources, the destinations first.
             x: rows of this trainer's nodes, [n, ...]; or by node type. A dict may also have rows of the in-edges of
                 this trainer's nodes, by relation (a triple); layers get those of their block and may return new ones.
+            parameters: all those that layers use which are no modules, a list, in the same order on all trainers.
 
         Returns:
             Rows of this trainer's nodes; dicts as ``x``.
@@ -248,7 +247,7 @@ class FullGraph:
             CollectiveError: trainers make different calls.
         """
 
-        def read() -> tuple[tuple[_Call, dict[str, _Tensor]], Any]:
+        def read() -> tuple[_Call, Any]:
             for part in (part for module in modules_of(model) for part in module.modules()):
                 if isinstance(part, nn.parallel.DistributedDataParallel):
                     raise InvalidArgumentError("give the model without DDP: its gradients are sums over all nodes")
@@ -256,41 +255,19 @@ class FullGraph:
                     raise InvalidArgumentError(f"{type(part).__name__} would average over a piece: use LayerNorm")
             states = [module.state_dict() for module in modules_of(model)]
             values = {f"{i} {name}": value for i, state in enumerate(states) for name, value in state.items()}
-            every, steps = _parameters(model), steps_of(model)
-            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], x)
-            return (call, {name: value for name, value in values.items() if isinstance(value, _Tensor)}), call.word
-
-        (call, tensors), words = self._together("a model", read)
-        self._models += 1
-        if self._models & (self._models - 1) == 0:  # calls 1, 2, 4, 8, ...
-            hashes = {name: blake2b(bytes_of(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
-            with self._world.meeting("comparing the trainers' models"):
-                shared = {"layers": len(call.layers)} | hashes
-                same(self._world.trainers, "the trainers' models differ", shared, TensorMismatchError, "trainer")
-        return call.run(words)
-
-    @collective("trainers")
-    def apply(self, layer: Callable[..., Any], x: _Rows, parameters: Sequence[_Tensor] = ()) -> Any:
-        """Return the rows of one layer, for a script with a loop of its own; the rest is as above.
-
-        Args:
-            layer: called as ``layer(block, (h_src, h_dst))``.
-            x: rows of own nodes and edges.
-            parameters: all those that the layer uses, in the same order on all trainers; by default its own, if it is
-                a module.
-        """
-
-        def read() -> tuple[_Call, Any]:
-            of = list(dict.fromkeys(parameters)) or _parameters(layer)
-            if isinstance(parameters, set | frozenset | _Tensor) or not all(isinstance(p, _Tensor) for p in of):
+            every, steps = list(dict.fromkeys(parameters)) or _parameters(model), steps_of(model)
+            if isinstance(parameters, set | frozenset | _Tensor) or not all(isinstance(p, _Tensor) for p in every):
                 raise InvalidArgumentError("parameters must be a list of tensors: [*module.parameters()]")
-            call = _Call(self, [_Layer(layer, of)], x)
-            begins = {
-                f"begin of parameter {i}": str(p.detach().flatten()[:_COMPARED].tolist()) for i, p in enumerate(of)
-            }
-            return call, call.word | begins
+            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], x)
+            if self._calls_to_models & (self._calls_to_models - 1) == 0:  # calls 1, 2, 4, 8, ...
+                values |= {f"parameter {i}": value for i, value in enumerate(call.parameters)}
+                for name, value in values.items():
+                    if isinstance(value, _Tensor):
+                        call.word[f"value of {name}"] = blake2b(bytes_of(value).tobytes()).hexdigest()[:16]
+            return call, call.word
 
-        call, words = self._together("a layer", read)
+        self._calls_to_models += 1
+        call, words = self._together("a model", read)
         return call.run(words)
 
     @collective("trainers")

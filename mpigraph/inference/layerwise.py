@@ -18,7 +18,6 @@ from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
@@ -47,7 +46,6 @@ def layerwise(
     *,
     batch_size: int,
     device: torch.device | str = "cpu",
-    edge_mask: FeatureName | None = None,
 ) -> DistTensor | dict[str, DistTensor]:
     """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
@@ -78,16 +76,14 @@ def layerwise(
             converted to the dtype of the model's parameters, if it has any.
         batch_size: most nodes of a block. Blocks are taken from each part of the graph, wherever its nodes lie.
         device: where to compute.
-        edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
 
     For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
     part of the graph lies on several nodes, where blocks end. In other blocks they are, too, where torch's products of
     matrices round a row alike however many rows there are: on the CPUs tried, with at least 16 columns and 8 rows.
 
     Blocks have ``edata[EID]``, by which a layer reads features of edges, which are local. Out-degrees that
-    :class:`.GraphConv` divides by are those of the graph, or of what ``edge_mask`` leaves of it, not those of the
-    block. A node without in-edges is given to layers as it is; whether
-    they take it is theirs to say (``allow_zero_in_degree``).
+    :class:`.GraphConv` divides by are those of the graph, not those of the block. A node without in-edges is given to
+    layers as it is; whether they take it is theirs to say (``allow_zero_in_degree``).
 
     Returns:
         [num_nodes, ...], or by node type on graphs with several: of the types that the last layer gives rows of.
@@ -106,7 +102,7 @@ def layerwise(
         >>> layers = [mpigraph.nn.SAGEConv(16, 4, "mean")]
         >>> scores = mpigraph.inference.layerwise(g, layers, g.ndata["feat"], batch_size=1000)
     """
-    return Inference(g, model_or_layers, batch_size, device, edge_mask).run(x)
+    return Inference(g, model_or_layers, batch_size, device).run(x)
 
 
 class Inference:
@@ -119,7 +115,6 @@ class Inference:
         model_or_layers: Any,
         batch_size: int,
         device: torch.device | str,
-        edge_mask: FeatureName | None,
     ) -> None:
         """Check the arguments, which are those of :func:`layerwise`."""
         if not isinstance(g, SampledGraph):
@@ -130,8 +125,7 @@ class Inference:
             check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
             steps = steps_of(model_or_layers)
-            masks = {} if edge_mask is None else g.edge_weights(edge_mask)
-            return steps, {"number of layers": len(steps), "batch_size": batch_size, "edge_mask": list(masks.items())}
+            return steps, {"number of layers": len(steps), "batch_size": batch_size}
 
         self._steps, words = in_step(self._world, "inference", check)
         alike("arguments of inference", words)
@@ -139,7 +133,7 @@ class Inference:
         topology = g.loaded.topology
         parts, hosts = topology.config.book.node_offsets, topology.hosts.node_offsets
         ranges = {ntype: _batches(self._world, parts[t], hosts[t], batch_size) for t, ntype in enumerate(g.ntypes)}
-        self._nodes = Neighbourhoods(g, ranges, edge_mask)
+        self._nodes = Neighbourhoods(g, ranges)
 
     @collective("trainers")
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
@@ -305,15 +299,11 @@ def steps_of(model: object) -> list[_Step]:
     Raises InvalidArgumentError if it is neither a module with layers nor a list of them, or has no layer.
     """
     model = _bare(model)
-    layers: Any = model
-    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
-        layers = getattr(model, "layers", None)
-        if layers is None:
-            raise InvalidArgumentError(
-                f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
-            )
-    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
-        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {type(model).__name__})")
+    kinds = Sequence | nn.ModuleList | nn.Sequential
+    layers: Any = model if isinstance(model, kinds) else getattr(model, "layers", None)
+    if not isinstance(layers, kinds) or isinstance(layers, str) or not len(layers):
+        name = type(model).__name__
+        raise InvalidArgumentError(f"{name} has no layers: give a module with .layers, or a list of layers")
     for layer in layers:
         if not callable(layer):
             raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")

@@ -6,7 +6,7 @@ trainers that it reads, by their owner and id. Before a layer the halo comes, ea
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -19,8 +19,7 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import hop_blocks
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
-from mpigraph.distgraph.typed_ids import FeatureName
-from mpigraph.errors import CollectiveError, InvalidArgumentError, TensorMismatchError
+from mpigraph.errors import CollectiveError, TensorMismatchError
 from mpigraph.graphs.block import Block
 from mpigraph.metadata.schema import Relation
 from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, to_wire
@@ -29,7 +28,6 @@ from mpigraph.mpi.messages import alltoall, exchange_rows
 from mpigraph.mpi.world import Trainers, World
 from mpigraph.sampling.minibatch import RandomContext, sample_hops
 from mpigraph.sampling.strategies import HopKeys
-from mpigraph.session.control import Operation
 
 T = TypeVar("T")
 _ERROR = b"!"
@@ -170,14 +168,6 @@ class Halo:
         move(self._comm, what, rows.index_select(0, self.send), self.going, self.coming, table[len(rows) :])
         return table
 
-    @collective("self.comm")
-    def sum(self, table: torch.Tensor, what: str) -> torch.Tensor:
-        """Return the own rows, [n, ...], of tables whose rows are added up over the trainers."""
-        own = table[: len(self.own)].clone()
-        if self._comm.size > 1:
-            own.index_add_(0, self.send, move(self._comm, what, table[len(own) :], self.coming, self.going))
-        return own
-
 
 class Neighbourhoods:
     """Blocks of this trainer's nodes, and where their sources lie in its tables.
@@ -185,26 +175,14 @@ class Neighbourhoods:
     Attributes:
         ranges: by node type, the trainers of all nodes.
         own: by node type, int64[n], the nodes of this trainer.
-        masks: number of the mask by relation id.
         halos: by node type, after :meth:`plan`.
     """
 
     @collective("trainers")
-    def __init__(
-        self,
-        g: DistGraph,
-        ranges: Mapping[str, Ranges],
-        edge_mask: FeatureName | None = None,
-    ) -> None:
-        """Check the arguments, which are those of :func:`.layerwise`; errors are raised on every trainer."""
+    def __init__(self, g: DistGraph, ranges: Mapping[str, Ranges]) -> None:
+        """Take all in-edges of the nodes of each trainer's ranges."""
         self._g, self.ranges = g, ranges
-        with g.session.world.together("edge_mask"):
-            self.masks = {} if edge_mask is None else g.edge_weights(edge_mask)
-            self._sampling = g.plan(SamplingArguments([-1], prob=edge_mask), {})
-            for number in self.masks.values():
-                rows = g.session.store.tensors[number]
-                if rows.dtype not in ("bool", "uint8"):
-                    raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
+        self._sampling = g.plan(SamplingArguments([-1]), {})
         me = g.session.world.trainers.rank
         self.own = {t: np.concatenate([np.arange(0), *(np.arange(*of) for of in r.of(me))]) for t, r in ranges.items()}
         self.halos: dict[str, Halo] = {}
@@ -212,45 +190,25 @@ class Neighbourhoods:
 
     def sources(self) -> dict[str, I64]:
         """Return the nodes that own nodes read, by type; all own nodes lie on this machine."""
-        read = {t: np.zeros(self._g.num_nodes(t), bool) for t in self._g.ntypes}
-        for relation in range(len(self._g.schema.relations)):
-            for indices, _ in self._edges(relation):
-                read[self._g.schema.relations[relation][0]][indices] = True
+        g, world, topology = self._g, self._g.session.world, self._g.loaded.topology
+        read = {t: np.zeros(g.num_nodes(t), bool) for t in g.ntypes}
+        for number, (source, _, ntype) in enumerate(g.canonical_etypes):
+            offsets, ranges = topology.hosts.node_offsets[g.schema.ntype_id(ntype)], self.ranges[ntype]
+            for host in np.flatnonzero(world.is_local).tolist():
+                edges, (first, last) = topology.adjacency(number, host), offsets[host : host + 2].tolist()
+                for begin, end in ranges.of(world.trainers.rank):
+                    if begin < last and first < end:
+                        into = edges.into(max(begin, first) - first, min(end, last) - first)
+                        read[source][edges.indices[into]] = True
         return {t: np.flatnonzero(marks) for t, marks in read.items()}
-
-    def _edges(self, relation: int) -> Iterator[tuple[Array, Array | None]]:
-        """Yield the sources of own nodes' in-edges, and what the mask has of these edges, range by range."""
-        world, topology = self._g.session.world, self._g.loaded.topology
-        dst = self._g.schema.ends(relation)[1]
-        offsets = topology.hosts.node_offsets[dst]
-        ranges = self.ranges[self._g.ntypes[dst]].of(world.trainers.rank)
-        for host in np.flatnonzero(world.is_local).tolist():
-            edges, (first, last) = topology.adjacency(relation, host), offsets[host : host + 2].tolist()
-            mask = self._g.session.store.tensors[self.masks[relation]].segment(host) if relation in self.masks else None
-            for begin, end in ranges:
-                if begin < last and first < end:
-                    into = edges.into(max(begin, first) - first, min(end, last) - first)
-                    yield edges.indices[into], None if mask is None else mask[into]
 
     @collective("trainers")
     def plan(self, read: Mapping[str, I64]) -> None:
-        """Plan the exchange of the rows that own nodes read, ids by type; count the out-edges that a mask leaves."""
-        g, world = self._g, self._g.session.world
+        """Plan the exchange of the rows that own nodes read, ids by type."""
+        world = self._g.session.world
         with world.meeting("planning the exchange of rows"):
             for t, own in self.own.items():
                 self.halos[t] = Halo(world.trainers, self.ranges[t], own, read[t])
-        if self.masks:
-            numbers = sorted(set(self.masks.values()))
-            g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
-        for relation in sorted(self.masks):
-            r, what = g.schema.relations[relation], "counting out-degrees under edge_mask"
-            halo = self.halos[r[0]]
-            counts = torch.zeros(len(halo.own) + len(halo.ids), dtype=torch.int64)
-            for indices, mask in self._edges(relation):
-                sources, times = np.unique(indices[mask != 0], return_counts=True)
-                counts[halo.places(sources)] += torch.from_numpy(times)
-            with world.meeting(what):
-                self._degrees[r] = halo.table(halo.sum(counts, what), what)
 
     @collective("trainers", WHEN_REMOTE)
     def block(self, seeds: Mapping[str, I64]) -> tuple[Block, dict[str, I64]]:

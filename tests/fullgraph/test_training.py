@@ -242,7 +242,7 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     counted = []
     for needs in (False, True):
         at = [sent()]
-        out = fg.apply(conv, x.requires_grad_(needs), [*conv.parameters()])
+        out = fg([conv], x.requires_grad_(needs), [*conv.parameters()])
         at.append(sent())
         loss = fg.mean(out)
         middle = sent()
@@ -264,14 +264,14 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     known = fg.ndata("feat")
     g.barrier()  # others read rows of this trainer until here
     before = sent()
-    fg.apply(lambda block, h: h[1] * 2, known)
+    fg([lambda block, h: h[1] * 2], known)
     on_all(job.trainers, sent() == before, "a feature of the graph sends nothing")
-    mg.FullGraph(g).apply(lambda block, h: h[1] * 2, known)
+    mg.FullGraph(g)([lambda block, h: h[1] * 2], known)
     on_all(job.trainers, sent() > before, "rows with the halo of another plan are sent")
     changed = fg.ndata("feat")
     changed += 1
-    rows = fg.apply(lambda block, h: mg_sum(block, h[0]), changed)
-    on_all(job.trainers, torch.equal(rows, fg.apply(lambda block, h: mg_sum(block, h[0]), fg.ndata("feat") + 1)))
+    rows = fg([lambda block, h: mg_sum(block, h[0])], changed)
+    on_all(job.trainers, torch.equal(rows, fg([lambda block, h: mg_sum(block, h[0])], fg.ndata("feat") + 1)))
     assert f"{fg!r}".count("\n") == size + 2
 
 
@@ -312,29 +312,29 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
     ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(ddp)
     cases: list[tuple[str, type[MPIGraphError], str, Callable[[], Any]]] = [
-        ("raises", CollectiveError, "trainer", lambda: fg.apply(fails(KeyError("x")), x)),
+        ("raises", CollectiveError, "trainer", lambda: fg([fails(KeyError("x"))], x)),
         ("model differs", TensorMismatchError, "0 layers.1.fc_self.weight", lambda: mg.FullGraph(g)(other, x)),
         ("a layer more", TensorMismatchError, "layers", lambda: mg.FullGraph(g)([nn.Identity()] * (2 + last), x)),
         ("DDP", InvalidArgumentError, "without DDP", lambda: fg(ddp, x)),
         ("BatchNorm", InvalidArgumentError, "LayerNorm", lambda: fg([nn.BatchNorm1d(3)], x)),
         ("rows", InvalidArgumentError, "rows", lambda: fg(model, x[: len(x) - last])),
         ("dtype", TensorMismatchError, "differ", lambda: fg(model, x.double() if last else x)),
-        ("shape", TensorMismatchError, "differ", lambda: fg.apply(lambda b, h: h[1][:, : 2 + last], x)),
+        ("shape", TensorMismatchError, "differ", lambda: fg([lambda b, h: h[1][:, : 2 + last]], x)),
         ("no key", InvalidArgumentError, "x must be", lambda: fg(model, {"other": x})),
-        ("no rows", InvalidArgumentError, "rows", lambda: fg.apply(lambda b, h: h[0], x)),
-        ("not rows", InvalidArgumentError, "rows", lambda: fg.apply(lambda b, h: "rows", x)),
-        ("writes", InvalidArgumentError, "write", lambda: fg.apply(lambda b, h: h[0].mul_(2)[: len(h[1])], x)),
+        ("no rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: h[0]], x)),
+        ("not rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: "rows"], x)),
+        ("writes", InvalidArgumentError, "write", lambda: fg([lambda b, h: h[0].mul_(2)[: len(h[1])]], x)),
         (
             "unknown",
             InvalidArgumentError,
             "parameter",
-            lambda: fg.apply(lambda b, h: h[1] * lone, x, known),
+            lambda: fg([lambda b, h: h[1] * lone], x, known),
         ),
-        ("meets", CollectiveError, "not in step", lambda: fg.apply(lambda b, h: g.barrier() or h[1], x)),
+        ("meets", CollectiveError, "not in step", lambda: fg([lambda b, h: g.barrier() or h[1]], x)),
         ("mask", InvalidArgumentError, "mask", lambda: fg.mean(x, y[1:] > 0)),
         ("calls", CollectiveError, "different calls", lambda: fg.mean(x) if last else fg(model, x)),
         ("graphs", CollectiveError, "different calls", lambda: (again if last else fg)(model, x)),
-        ("order", TensorMismatchError, "differ", lambda: fg.apply(lambda b, h: h[1], x, both[:: -1 if last else 1])),
+        ("order", TensorMismatchError, "differ", lambda: fg([lambda b, h: h[1]], x, both[:: -1 if last else 1])),
         ("hook", InvalidArgumentError, "register_hook", lambda: fg(hooked, x)),
         ("no grad", TensorMismatchError, "differ", lambda: fg(model, x.clone().requires_grad_(last))),
     ]
@@ -376,11 +376,11 @@ def test_odd_uses(job: SharedJob) -> None:
     src, _ = g.find_edges(torch.arange(g.num_edges()))
     degrees = torch.bincount(src, minlength=len(ids)).double()
     x = wave(own, torch.float64).requires_grad_()
-    fg.mean(fg.apply(lambda b, h: mg_sum(b, h[0]), x)).backward()
+    fg.mean(fg([lambda b, h: mg_sum(b, h[0])], x)).backward()
     wanted = (degrees / (len(ids) * WIDTH))[own][:, None].expand_as(x)
     on_all(job.trainers, torch.allclose(x.grad, wanted, rtol=1e-12, atol=0), "the gradient of an input")
     with torch.no_grad():
-        narrow = fg.apply(lambda b, h: mg_sum(b, h[0]), wave(own, torch.bfloat16))
+        narrow = fg([lambda b, h: mg_sum(b, h[0])], wave(own, torch.bfloat16))
     on_all(job.trainers, narrow.dtype == torch.bfloat16 and len(narrow) == len(own))
     total = fg.mean(fg.nodes().double(), own % 2 == 0)
     on_all(job.trainers, total.item() == float(ids[::2].double().mean()), f"{total}")
@@ -392,7 +392,7 @@ def test_odd_uses(job: SharedJob) -> None:
         """A parameter that only pieces with node 0 use."""
         return h[1] * one * (two if 0 in block.dstdata[mg.NID] else 1)
 
-    fg.mean(fg.apply(some, x.detach(), [one, two, unused])).backward()
+    fg.mean(fg([some], x.detach(), [one, two, unused])).backward()
     rows = wave(ids, torch.float64) / (len(ids) * WIDTH)
     ok = torch.allclose(one.grad, rows.sum(0)) and torch.allclose(two.grad, rows[0]) and unused.grad is None
     on_all(job.trainers, ok, f"{two.grad} {rows[0]}")
@@ -442,7 +442,7 @@ def test_a_rank_that_leaves_the_others_ends_the_job(tmp_path: Path, oracle: Call
     body = f"""
 import mpigraph as mg
 fg = mg.FullGraph(g)
-loss = fg.mean(fg.apply(lambda b, h: h[1] * 2, fg.ndata("feat").requires_grad_()))
+loss = fg.mean(fg([lambda b, h: h[1] * 2], fg.ndata("feat").requires_grad_()))
 if rank == 1:
     {instead}
 loss.backward()

@@ -126,7 +126,6 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
     cases: dict[type[MPIGraphError], list[tuple[Any, Any, dict[str, Any], str]]] = {
         MPIGraphError: [
             ([fails], x, {}, "no luck"),
-            ([sums], x, {"edge_mask": "none such"}, "none such"),
         ],
         InvalidArgumentError: [
             ([lambda block, h: h[1][1:]], x, {}, "a row for each of"),
@@ -137,7 +136,6 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
             ([lambda block, h: (h[1],)], x, {}, "a row for each"),
             ([lambda block, h: h[1].to(torch.float8_e4m3fn)], x, {}, "cannot be stored"),
             ([sums], x, {"batch_size": 0 if last else 1}, "batch_size"),
-            ([sums], x, {"edge_mask": "weight"}, "edge_mask"),
             ([sums], x[:], {}, "DistTensor"),
             *((layers, x, {}, "layer") for layers in ([], iter([sums]), "layers", [sums, 3], None, nn.ModuleDict())),
             (nn.Linear(1, 1), x, {}, "no layers"),
@@ -150,7 +148,6 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
             ([lambda block, h: h[1][:, : 1 + last]], x, {}, "trainer"),
             ([sums] * (1 + last), x, {}, "number of layers"),
             ([sums], x, {"batch_size": 5 + last}, "batch_size"),
-            ([sums], x, {"edge_mask": "even" if last else None}, "edge_mask"),
         ]
     for kind, some in cases.items():
         for layers, rows, options, text in some:
