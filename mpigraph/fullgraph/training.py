@@ -20,12 +20,7 @@ from torch.autograd.function import once_differentiable
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.errors import (
-    FieldNameError,
-    InvalidArgumentError,
-    check_integer,
-    check_state,
-)
+from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer, check_state
 from mpigraph.fullgraph.plan import Gradients, Key, Node, Piece, Tree, climb
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID
@@ -117,26 +112,21 @@ class FullGraph:
         parts = g.loaded.topology.config.book.node_offsets
         names = [edata] if isinstance(edata, str) else list(edata)
 
-        def check() -> tuple[list[int], Any]:
-            counts = [check_integer("pieces", len(parts[0]) - 1 if pieces is None else pieces, 1)]
-            counts.append(check_integer("threads", threads, 1))
+        def check() -> tuple[int, Any]:
+            number = check_integer("pieces", len(parts[0]) - 1 if pieces is None else pieces, 1)
+            check_integer("threads", threads, 1)
             for name in names:
                 if not any(name in g.edges[r].data for r in g.canonical_etypes):
                     raise FieldNameError(f"no relation has an edge feature {name!r}")
-            return counts, {"pieces": counts[0], "threads": counts[1], "edata": names, "recompute": self.recompute}
+            return number, {"pieces": number, "threads": threads, "edata": names, "recompute": self.recompute}
 
-        counts, words = self._together("the arguments", check)
+        number, words = self._together("the arguments", check)
         alike("arguments of FullGraph", words)
-        self._tree, self._threads = Tree(self._world, counts[0]), counts[1]
+        self._tree, self._threads = Tree(self._world, number), threads
         self._roots = self._tree.roots[self._world.trainers.rank]
         self._ids: dict[Any, _Tensor] = {}  # of own nodes and edges
-        self._nodes = Neighbourhoods(
-            g,
-            {
-                t: Ranges(cut_offsets(offsets, counts[0]), self._tree.owners)
-                for t, offsets in zip(g.ntypes, parts, strict=True)
-            },
-        )
+        bounds = dict(zip(g.ntypes, (cut_offsets(offsets, number) for offsets in parts), strict=True))
+        self._nodes = Neighbourhoods(g, {t: Ranges(cuts, self._tree.owners) for t, cuts in bounds.items()})
         self._halos = self._nodes.halos
         self._homes: dict[Any, Gradients] = {}
         self._pieces = self._plan(names)
@@ -255,10 +245,11 @@ class FullGraph:
                     raise InvalidArgumentError(f"{type(part).__name__} would average over a piece: use LayerNorm")
             states = [module.state_dict() for module in modules_of(model)]
             values = {f"{i} {name}": value for i, state in enumerate(states) for name, value in state.items()}
+            buffers = [buffer for module in modules_of(model) for buffer in module.buffers()]
             every, steps = list(dict.fromkeys(parameters)) or _parameters(model), steps_of(model)
             if isinstance(parameters, set | frozenset | _Tensor) or not all(isinstance(p, _Tensor) for p in every):
                 raise InvalidArgumentError("parameters must be a list of tensors: [*module.parameters()]")
-            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], x)
+            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], buffers, x)
             if self._calls_to_models & (self._calls_to_models - 1) == 0:  # calls 1, 2, 4, 8, ...
                 values |= {f"parameter {i}": value for i, value in enumerate(call.parameters)}
                 for name, value in values.items():
@@ -298,21 +289,19 @@ class FullGraph:
         kept, words = self._together("mean", add_up)
         kinds, sums = zip(*words, strict=True)
         alike("numbers of mean()", kinds)
-        at = {
-            root: torch.tensor(numbers, dtype=torch.float64)
-            for roots, of in zip(self._tree.roots, sums, strict=True)
-            for root, numbers in zip(roots, of, strict=True)
-        }
+        numbers = torch.tensor([number for of in sums for number in of], dtype=torch.float64)
+        at = dict(zip(self._tree.all_roots, numbers, strict=True))
         total, count = climb(self._tree.top, at.get, lambda _, left, right: left + right)
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        return _Mean.apply(values, (total / count).to(dtype), (kept / count).to(dtype))  # type: ignore[no-any-return, no-untyped-call]
+        own = values.to(dtype).masked_fill(~kept, 0.0).mul((kept / count).to(dtype)).sum()
+        return (total / count).to(dtype) + (own - own.detach())  # zero, with the gradient
 
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the bits of the next steps depend on, beside model and optimizer, for a checkpoint. Local."""
-        state = {"graph": self._g.identity, "pieces": self._tree.top[1], "threads": self._threads}
-        return {"calls": self._calls} | state
+        pieces = self._tree.top[1]
+        return {"calls": self._calls, "graph": self._g.identity, "pieces": pieces, "threads": self._threads}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue with a saved state; on any number of trainers. Local.
@@ -330,16 +319,7 @@ class FullGraph:
     @collective("trainers")
     def _together(self, what: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
         """Do local work with this graph's number of threads; see :func:`.in_step`."""
-        threads = torch.get_num_threads()
-
-        def with_threads() -> tuple[T, Any]:
-            torch.set_num_threads(self._threads)
-            try:
-                return work()
-            finally:
-                torch.set_num_threads(threads)
-
-        return in_step(self._world, f"full graph {self._number}: {what}", with_threads)
+        return in_step(self._world, f"full graph {self._number}: {what}", work, self._threads)
 
     @collective("trainers")
     def _move(self, what: str, rows: _Tensor, going: I64, coming: I64) -> _Tensor:
@@ -370,14 +350,13 @@ class _Layer:
 class _Call:
     """Layers, one after the other, on all pieces."""
 
-    def __init__(self, fg: FullGraph, layers: list[_Layer], x: _Rows) -> None:
+    def __init__(self, fg: FullGraph, layers: list[_Layer], buffers: list[_Tensor], x: _Rows) -> None:
         """Check the input; ``word`` is what must be the same on all trainers."""
         if torch.is_inference_mode_enabled():
             raise InvalidArgumentError("full graphs do not run in inference_mode(): use torch.no_grad()")
         self.fg, self.layers, self.typed, self.grad = fg, layers, isinstance(x, Mapping), torch.is_grad_enabled()
-        self.cast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+        self.buffers, self.cast = buffers, (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
         self.parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters))
-        self.buffers = [b for layer in layers for module in modules_of(layer.layer) for b in module.buffers()]
         if any(p.device.type != "cpu" for p in self.parameters):
             raise InvalidArgumentError("the model must be on the CPU, as the rows are")
         if any(p._backward_hooks for p in self.parameters):
@@ -585,7 +564,7 @@ class _Call:
         sent = slices.reshape(-1, size, width).transpose(0, 1).reshape(-1, width)
         each = np.array([len(roots) for roots in tree.roots])
         came = self.fg._move("gradients of parameters", sent, np.full(size, len(slices)), each)
-        at = dict(zip((root for roots in tree.roots for root in roots), came, strict=True))
+        at = dict(zip(tree.all_roots, came, strict=True))
         total, one = climb(tree.top, at.get, lambda _, left, right: left + right), np.ones(size, np.int64)
         every = self.fg._move("gradients of parameters", total.expand(size, width).contiguous(), one, one).flatten()
         for p, grad in zip(of.values(), torch.split(every[: sum(sizes)], sizes), strict=True):
@@ -607,18 +586,6 @@ class _Layers(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: _Tensor | None) -> tuple[_Tensor | None, ...]:
         return (None, *ctx.call.backward(grads, ctx.saved_tensors))
-
-
-class _Mean(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: _Tensor, mean: _Tensor, shares: _Tensor) -> _Tensor:  # type: ignore[override]
-        ctx.save_for_backward(shares)
-        return mean.clone()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor | None, ...]:
-        return grad * ctx.saved_tensors[0], None, None
 
 
 def _parameters(of: Any) -> list[_Tensor]:

@@ -5,7 +5,6 @@ The layers of the user's model become steps; its parameters tell the dtype, and 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -109,13 +108,7 @@ class Inference:
     """One evaluation of a model on all nodes."""
 
     @collective("trainers")
-    def __init__(
-        self,
-        g: DistGraph,
-        model_or_layers: Any,
-        batch_size: int,
-        device: torch.device | str,
-    ) -> None:
+    def __init__(self, g: DistGraph, model_or_layers: Any, batch_size: int, device: torch.device | str) -> None:
         """Check the arguments, which are those of :func:`layerwise`."""
         if not isinstance(g, SampledGraph):
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
@@ -176,8 +169,6 @@ class Inference:
                 raise TensorMismatchError(f"x: the rows of tensor {tensor.name!r} are not nodes of type {ntype!r}")
             if len(tensor.shape) < 2:
                 raise InvalidArgumentError(f"x of {ntype!r} must have rows of numbers (got shape {tensor.shape})")
-        if not by_ntype:
-            raise InvalidArgumentError("x is empty: no node type has rows")
         return {ntype: by_ntype[ntype] for ntype in g.ntypes if ntype in by_ntype}  # in the same order on every trainer
 
     @collective("trainers")
@@ -309,7 +300,7 @@ def steps_of(model: object) -> list[_Step]:
             raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
     forward = getattr(model, "forward_layer", None)
     if callable(forward):
-        return [partial(_by_number, forward, number) for number in range(len(layers))]
+        return [lambda block, h, number=number: forward(number, block, h[0]) for number in range(len(layers))]
     if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
         raise InvalidArgumentError(
             f"the steps of {type(model).__name__}.forward between its layers are not known: give the model a method "
@@ -321,12 +312,6 @@ def steps_of(model: object) -> list[_Step]:
 def _bare(model: Any) -> Any:
     """Return a module without DDP's wrapper: trainers call it as often as each has blocks, so not in step."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-
-
-def _by_number(
-    forward: Callable[[int, Block, _Rows], _Rows], number: int, block: Block, h: tuple[_Rows, _Rows]
-) -> _Rows:
-    return forward(number, block, h[0])
 
 
 def _input_dtype(model: object) -> torch.dtype | None:

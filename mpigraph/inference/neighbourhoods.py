@@ -106,19 +106,25 @@ def alike(what: str, words: Sequence[Any], label: str = "trainer") -> Any:
 
 
 @collective("trainers")
-def in_step(world: World, doing: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
+def in_step(
+    world: World, doing: str, work: Callable[[], tuple[T, Any]], threads: int | None = None
+) -> tuple[T, list[Any]]:
     """Do local work, which returns a result and a word for the others; return it and the words of all trainers.
 
-    Raises on all trainers what it raised on one, and CollectiveError where they do different things.
+    ``threads``: those of torch meanwhile. Raises on all trainers what it raised on one, and CollectiveError where they
+    do different things.
     """
     world.check_main_thread(doing)
-    failure = None
+    failure, before = None, torch.get_num_threads()
+    torch.set_num_threads(threads or before)
     try:
         with world.forbid_meetings("a layer"):
             result, word = work()
         data = json.dumps([doing, word]).encode()
     except Exception as error:
         failure, data = error, _ERROR + to_wire(error)
+    finally:
+        torch.set_num_threads(before)
     with world.meeting(doing):
         told = gather_unlike(world.trainers, data)
     errors = [one[1:] if one.startswith(_ERROR) else b"" for one in told]

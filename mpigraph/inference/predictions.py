@@ -96,20 +96,15 @@ def write_predictions(
             chosen[nodes] = True
         g.barrier()
     with exchange.together("writing predictions"):
-        features = _features(g, table)
+        policy = table.part_policy
+        if table.graph_name != g.graph_name or not policy.is_node:
+            raise TensorMismatchError(f"{table!r} has no rows of nodes of graph {g.graph_name!r}")
+        features = g.nodes[policy.type_name].data
         if names is None:
             names = features[label].categories if label in features or label != _LABEL else ()
         ids = features.get("id")
         predictions = _Predictions(table, chosen, ids, list(names))
     return predictions.write(exchange, Path(folder))
-
-
-def _features(g: DistGraph, table: DistTensor) -> Any:
-    """Return the features of the nodes that a tensor has rows of."""
-    policy = table.part_policy
-    if table.graph_name != g.graph_name or not policy.is_node:
-        raise TensorMismatchError(f"{table!r} has no rows of nodes of graph {g.graph_name!r}")
-    return g.nodes[policy.type_name].data
 
 
 class _Predictions:

@@ -30,12 +30,16 @@ from layouts import (
 )
 from oracle import write_oracle
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from typed_oracle import write_typed_oracle
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph import trace
 from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, MPIGraphError, TensorMismatchError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
 
 WIDTH, STEPS = 6, 4
 EDGES = ("_N", "_E", "_N")
@@ -97,7 +101,8 @@ CONVS: dict[str, Callable[..., nn.Module]] = {
 
 def model_of(kind: str, g: dist.DistGraph, dtype: torch.dtype, drop: float = 0.4) -> Stack:
     torch.manual_seed(3)
-    return Stack([CONVS[kind](WIDTH, WIDTH, g), CONVS[kind](WIDTH, WIDTH, g)], drop).to(dtype)
+    layers = [CONVS["SAGE" if kind == "tied" else kind](WIDTH, WIDTH, g) for _ in range(2)]
+    return Stack(layers[:1] * 2 if kind == "tied" else layers, drop).to(dtype)
 
 
 def wave(ids: torch.Tensor, dtype: torch.dtype, width: int = WIDTH) -> torch.Tensor:
@@ -192,7 +197,7 @@ def in_torch(conv: Any, kind: str, src: torch.Tensor, dst: torch.Tensor, x: torc
 
 @pytest.mark.slow
 @on_layouts([ALONE])
-@pytest.mark.parametrize("kind", CONVS)
+@pytest.mark.parametrize("kind", [*CONVS, "tied"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_numbers_are_those_of_the_whole_graph(job: SharedJob, kind: str, dtype: torch.dtype) -> None:
     g = job.open(graph_of(job, kind))
@@ -309,8 +314,23 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         other.layers[1].fc_self.weight += last
     hooked, both = model_of("SAGE", g, torch.float32), [lone, *known]
     hooked.layers[0].fc_self.weight.register_hook(lambda grad: 2 * grad)
+    frozen = model_of("SAGE", g, torch.float32)
+    frozen.layers[0].requires_grad_(not last)
     ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(ddp)
+    spectral = Stack([nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))], 0.0)
+    spectral.forward_layer = lambda i, block, h: spectral.layers[i](h[: block.num_dst_nodes()])
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(g.num_nodes(), WIDTH, sparse=True)
+
+        def forward(self, block: Any, h: Any) -> torch.Tensor:
+            return self.rows(block.dstdata[mg.NID])
+
+    torch.manual_seed(4)
+    embedding = Embedding()
     cases: list[tuple[str, type[MPIGraphError], str, Callable[[], Any]]] = [
         ("raises", CollectiveError, "trainer", lambda: fg([fails(KeyError("x"))], x)),
         ("model differs", TensorMismatchError, "0 layers.1.fc_self.weight", lambda: mg.FullGraph(g)(other, x)),
@@ -336,6 +356,14 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         ("graphs", CollectiveError, "different calls", lambda: (again if last else fg)(model, x)),
         ("order", TensorMismatchError, "differ", lambda: fg([lambda b, h: h[1]], x, both[:: -1 if last else 1])),
         ("hook", InvalidArgumentError, "register_hook", lambda: fg(hooked, x)),
+        ("frozen", TensorMismatchError, "parameters", lambda: fg(frozen, x)),
+        ("set", InvalidArgumentError, "a list", lambda: fg([lambda b, h: h[1] * lone], x, {lone})),
+        ("tensor", InvalidArgumentError, "a list", lambda: fg([lambda b, h: h[1] * lone], x, lone)),
+        ("device", InvalidArgumentError, "on the CPU", lambda: fg(model_of("SAGE", g, torch.float32).to("meta"), x)),
+        ("sparse", InvalidArgumentError, "dense tensor", lambda: fg(model, x.to_sparse() if last else x)),
+        ("sparse gradient", InvalidArgumentError, "sparse=False", lambda: fg.mean(fg([embedding], x)).backward()),
+        ("spectral_norm", InvalidArgumentError, "buffers", lambda: fg(spectral, x)),
+        ("inference_mode", InvalidArgumentError, "no_grad", lambda: torch.inference_mode()(fg)(model, x)),
         ("no grad", TensorMismatchError, "differ", lambda: fg(model, x.clone().requires_grad_(last))),
     ]
     for name, kind, text, call in cases:
@@ -352,6 +380,11 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
     model.zero_grad()
     means[1].backward()
     on_all(job.trainers, equal(first, [p.grad for p in model.parameters()]))
+    loss = again.mean(again(model, x))
+    with torch.no_grad():
+        model.layers[0].fc_self.weight += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # torch's, on every trainer
+        loss.backward()
     for each in (fg, again):  # recomputed as it was computed
         with torch.autocast("cpu", torch.bfloat16):
             loss = each.mean(F.cross_entropy(each(model, x).float(), y, reduction="none"))
@@ -396,6 +429,79 @@ def test_odd_uses(job: SharedJob) -> None:
     rows = wave(ids, torch.float64) / (len(ids) * WIDTH)
     ok = torch.allclose(one.grad, rows.sum(0)) and torch.allclose(two.grad, rows[0]) and unused.grad is None
     on_all(job.trainers, ok, f"{two.grad} {rows[0]}")
+
+
+class Checkpointed(nn.Module):
+    """A layer that torch computes again in backward."""
+
+    def __init__(self, layer: nn.Module, again: bool) -> None:
+        super().__init__()
+        self.layer, self.again = layer, again
+
+    def forward(self, block: Any, h: Any) -> torch.Tensor:
+        run = lambda src, dst: F.dropout(self.layer(block, (src, dst)), 0.5)  # noqa: E731
+        return checkpoint(run, *h, use_reentrant=False) if self.again else run(*h)
+
+
+@pytest.mark.slow
+@several
+def test_a_checkpoint_of_torch_inside_changes_no_bit(job: SharedJob) -> None:
+    g = job.open(job.write(write_oracle, 12))
+    results = []
+    for again in (False, True):
+        fg, convs = mg.FullGraph(g), model_of("SAGE", g, torch.float32).layers
+        model = nn.ModuleList([Checkpointed(conv, again) for conv in convs])
+        results.append(steps(fg, model, optimizer_of(model, torch.float32), wave(fg.nodes(), torch.float32), "SAGE"))
+    on_all(job.trainers, equal(*results))
+
+
+def write_bare(directory: Path, nodes: int) -> str:
+    """A graph without edges."""
+    none = np.empty(0, np.int64)
+    return str(
+        partition_source(
+            GraphSource(Schema.homogeneous(), (nodes,), ((none, none),), {}), "bare", 2, directory
+        ).config_path
+    )
+
+
+@everywhere
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_a_graph_without_edges(job: SharedJob, nodes: int) -> None:
+    """And with trainers that have no node."""
+    path = job.write(write_bare, nodes)
+    body = lambda g: trained(g, "GCN", torch.float32)  # noqa: E731
+    alone = job.alone(lambda: body(dist.DistGraph("bare", part_config=path)))
+    on_all(job.trainers, equal(body(job.open(path)), alone))
+
+
+class Learned(nn.Module):
+    """Rows for a type without features; the others are passed on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(count, WIDTH)
+
+    def forward(self, block: Any, h: Any) -> dict[str, torch.Tensor]:
+        return h[1] | {"venue": self.rows(block.dstnodes["venue"].data[mg.NID])}
+
+
+@everywhere
+def test_a_type_without_features_learns_rows(job: SharedJob) -> None:
+    """Relations have reverses; one has no edge; types have no nodes at all, or in some parts none."""
+    path = graph_of(job, "hetero")
+
+    def body(g: dist.DistGraph, **options: Any) -> list[torch.Tensor]:
+        fg = mg.FullGraph(g, **options)
+        torch.manual_seed(5)
+        model = nn.ModuleList([Learned(g.num_nodes("venue")), hetero(WIDTH, WIDTH, g), hetero(WIDTH, WIDTH, g)])
+        x = {t: wave(fg.nodes(t), torch.float32) for t in g.ntypes if t not in ("venue", "nothing")}
+        result = steps(fg, model, optimizer_of(model, torch.float32), x, "hetero")
+        return [*result, model[0].rows.weight.grad]
+
+    alone = job.alone(lambda: body(dist.DistGraph("typed_oracle", part_config=path)))
+    here = body(job.open(path), recompute=True)
+    on_all(job.trainers, equal(here, alone) and bool(alone[-1].any(1).all()), f"{here[-1]}, alone {alone[-1]}")
 
 
 @pytest.mark.slow
