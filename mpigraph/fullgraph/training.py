@@ -292,9 +292,10 @@ class FullGraph:
         numbers = torch.tensor([number for of in sums for number in of], dtype=torch.float64)
         at = dict(zip(self._tree.all_roots, numbers, strict=True))
         total, count = climb(self._tree.top, at.get, lambda _, left, right: left + right)
+        mean: _Tensor = total / count
         dtype = values.dtype if values.is_floating_point() else torch.float32
         own = values.to(dtype).masked_fill(~kept, 0.0).mul((kept / count).to(dtype)).sum()
-        return (total / count).to(dtype) + (own - own.detach())  # zero, with the gradient
+        return mean.to(dtype) + (own - own.detach())  # zero, with the gradient
 
     # Checkpoints
 

@@ -290,17 +290,18 @@ def steps_of(model: object) -> list[_Step]:
     Raises InvalidArgumentError if it is neither a module with layers nor a list of them, or has no layer.
     """
     model = _bare(model)
-    kinds = Sequence | nn.ModuleList | nn.Sequential
+    kinds = (Sequence, nn.ModuleList, nn.Sequential)
     layers: Any = model if isinstance(model, kinds) else getattr(model, "layers", None)
     if not isinstance(layers, kinds) or isinstance(layers, str) or not len(layers):
         name = type(model).__name__
         raise InvalidArgumentError(f"{name} has no layers: give a module with .layers, or a list of layers")
-    for layer in layers:
-        if not callable(layer):
-            raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
     forward = getattr(model, "forward_layer", None)
     if callable(forward):
-        return [lambda block, h, number=number: forward(number, block, h[0]) for number in range(len(layers))]
+
+        def step(number: int) -> _Step:
+            return lambda block, h: forward(number, block, h[0])
+
+        return [step(number) for number in range(len(layers))]
     if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
         raise InvalidArgumentError(
             f"the steps of {type(model).__name__}.forward between its layers are not known: give the model a method "

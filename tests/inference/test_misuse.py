@@ -126,6 +126,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
     cases: dict[type[MPIGraphError], list[tuple[Any, Any, dict[str, Any], str]]] = {
         MPIGraphError: [
             ([fails], x, {}, "no luck"),
+            ([sums, 3], x, {}, "layer 2 of 2 .* not callable"),
         ],
         InvalidArgumentError: [
             ([lambda block, h: h[1][1:]], x, {}, "a row for each of"),
@@ -137,7 +138,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
             ([lambda block, h: h[1].to(torch.float8_e4m3fn)], x, {}, "cannot be stored"),
             ([sums], x, {"batch_size": 0 if last else 1}, "batch_size"),
             ([sums], x[:], {}, "DistTensor"),
-            *((layers, x, {}, "layer") for layers in ([], iter([sums]), "layers", [sums, 3], None, nn.ModuleDict())),
+            *((layers, x, {}, "layer") for layers in ([], iter([sums]), "layers", None, nn.ModuleDict())),
             (nn.Linear(1, 1), x, {}, "no layers"),
             (NoSteps(), x, {}, "forward_layer"),
         ],
