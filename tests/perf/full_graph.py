@@ -149,13 +149,14 @@ def traffic(fg, model, x, y, halo):
     """Print what a layer and an epoch send, beside the unique halo rows and a ring's sum of gradients."""
     size, layers, width = comm.size, len(model.layers), model.layers[0].fc_self.weight.shape[0]
     rows = x.new_zeros(len(x), width).requires_grad_()
-    frozen = Model(width, width, 1).requires_grad_(False)
+    frozen, known = Model(width, width, 1).requires_grad_(False), fg.ndata("feat")  # its halo came with it
+    comm.Barrier()  # and its rows were sent to all who read them
     marks = [sent()]
     out = fg(frozen, rows)
     marks.append(sent())
     out.sum().backward()
     marks.append(sent())
-    out = fg(model, fg.ndata("feat"))  # the halo of the first input came with it
+    out = fg(model, known)
     between = sent()
     F.cross_entropy(out, y, reduction="sum").backward()
     counts = [*np.diff(np.array(marks), axis=0), sent() - between]
