@@ -185,20 +185,18 @@ class SAGE(nn.Module):
         return h
 
 
-def represent(g, model, rows, fanout, device):
+def represent(g, model, rows, device):
     """Compute the representations of all nodes, layer by layer, as a DistTensor, spread over the trainers.
 
     Args:
         g: the graph.
         model: a :class:`SAGE`; without layers, ``rows`` are the result.
         rows: a DistTensor, the input of the first layer.
-        fanout: number of neighbours of each node; -1: all.
         device: the device of the computation.
     """
     if not model.layers:
         return rows
-    options = {"fanout": fanout, "device": device, "progress_bar": sys.stderr.isatty()}
-    return mg.inference.layerwise(g, model, rows, batch_size=1000, **options)
+    return mg.inference.layerwise(g, model, rows, batch_size=1000, device=device)
 
 
 def reverse_ids(g):

@@ -59,7 +59,7 @@ def train(g, args, device):
                 optimizer.step()
             progress.add(loss)
         progress.report()
-    return common.represent(g, sage, rows, -1, device)
+    return common.represent(g, sage, rows, device)
 
 
 class EdgeLoss(nn.Module):

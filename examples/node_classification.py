@@ -10,7 +10,6 @@ all their neighbours, or with --eval layerwise of all nodes of the graph, one la
 minibatch reads fewer rows of a dense graph. --predictions FOLDER has the classes of all nodes, by their original ids.
 """
 
-import sys
 from itertools import pairwise
 
 import common
@@ -56,8 +55,7 @@ def train(g, name, fanouts, args, device):
         progress.report()
         common.save(args, state, folder, epoch + 1)
     if fanouts and (args.predictions or args.eval == "layerwise"):
-        options = {"fanout": args.eval_fan_out, "device": device, "progress_bar": sys.stderr.isatty()}
-        scores = mg.inference.layerwise(g, model, g.ndata["feat"], batch_size=1000, **options)
+        scores = mg.inference.layerwise(g, model, g.ndata["feat"], batch_size=1000, device=device)
         if args.predictions:
             mg.inference.write_predictions(args.predictions, g, scores)
         if args.eval == "layerwise":

@@ -74,7 +74,6 @@ def write_graph(folder):
 SETTINGS = {
     "num_epochs": (5, "passes over the edges"),
     "fan_out": ("10,10", "neighbours per layer, outermost hop first"),
-    "eval_fan_out": (-1, "neighbours in each layer for the representations; -1: all"),
     "embeddings": ("", "a .npy file for the representations of all nodes, in their original order"),
     "batch_size": (500, "edges, of all trainers together"),
     "num_negatives": (5, "for each edge: its source with other destinations"),
@@ -90,7 +89,7 @@ def main():
     device = common.start_torch(args.backend)
     with graphs.graph_files(write_graph, args.part_config) as part_config:
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
-        rows = common.represent(g, train(g, args, device), g.ndata["feat"], args.eval_fan_out, device)
+        rows = common.represent(g, train(g, args, device), g.ndata["feat"], device)
         if args.embeddings:  # original ids are in the files of the graph
             rows.save(args.embeddings)
     nodes = {part: mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "test")}

@@ -52,7 +52,7 @@ class Tree:
     Attributes:
         top: the node of all pieces.
         owners: int64[pieces], the trainer of each.
-        roots: the roots of each trainer, ascending.
+        roots: the roots of each trainer, ascending; ``all_roots`` those of one after the other.
     """
 
     def __init__(self, world: World, pieces: int) -> None:
@@ -64,6 +64,7 @@ class Tree:
             here, trainers = np.flatnonzero(nodes == node), np.flatnonzero(world.nodes_of_trainers == node)
             self.owners[here] = trainers[np.arange(len(here)) * len(trainers) // len(here)]
         self.roots = [list(self._roots(self.top, trainer)) for trainer in range(len(world.trainer_ranks))]
+        self.all_roots = [root for roots in self.roots for root in roots]
 
     def _roots(self, node: Node, trainer: int) -> Iterator[Node]:
         own = self.owners[slice(*node)] == trainer
@@ -133,7 +134,7 @@ class Gradients:
         self.away, self.going = places_of(away), np.bincount(owners[away], minlength=comm.size)
         read, self.coming = exchange_rows(comm, every[away], self.going)
         self._kept, self._arrived, leaves = dict[Node, Any](), dict[Node, Any](), dict[Node, I64]()
-        for root in (root for roots in tree.roots for root in roots):
+        for root in tree.all_roots:
             if root in self.below.ids:
                 ids, place = self.below.ids[root], self._kept
                 here = np.flatnonzero(owner(ids) == me)

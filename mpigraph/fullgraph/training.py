@@ -5,8 +5,7 @@ one order, whatever the order of autograd's queue. Trainers agree on each step o
 all, and a call of another kind is an error, not a wait.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
 from operator import add
@@ -21,14 +20,7 @@ from torch.autograd.function import once_differentiable
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.errors import (
-    CollectiveError,
-    FieldNameError,
-    InvalidArgumentError,
-    TensorMismatchError,
-    check_integer,
-    check_state,
-)
+from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer, check_state
 from mpigraph.fullgraph.plan import Gradients, Key, Node, Piece, Tree, climb
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID
@@ -39,14 +31,15 @@ from mpigraph.inference.neighbourhoods import (
     Ranges,
     alike,
     bytes_of,
+    in_step,
     kind_of,
     move,
     rows_of_kind,
 )
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
-from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, same, to_wire
-from mpigraph.mpi.world import Trainers, World
+from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.world import World
 from mpigraph.store.host_ranges import cut_offsets
 
 T = TypeVar("T")
@@ -54,10 +47,7 @@ _Tensor = torch.Tensor
 _Rows: TypeAlias = _Tensor | Mapping[Any, _Tensor]
 _Sums: TypeAlias = dict[Any, _Tensor]
 """Gradients by node type and relation, and by number of the parameter."""
-_COMMS: WeakKeyDictionary[World, Trainers] = WeakKeyDictionary()
 _MADE: WeakKeyDictionary[World, int] = WeakKeyDictionary()  # how many, on every trainer
-_ERROR = b"!"
-_COMPARED = 4  # numbers of each parameter, in each call
 _ALIGNED = 64  # bytes: where an array begins may change the last bits of a product
 
 
@@ -116,33 +106,27 @@ class FullGraph:
         """Plan the exchange."""
         if not isinstance(g, DistGraph):
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
-        self._g, self._world, self._calls, self._models = g, g.session.world, 0, 0
+        self._g, self._world, self._calls, self._calls_to_models = g, g.session.world, 0, 0
         self.recompute, self._threads = bool(recompute), 1
         self._number = _MADE[self._world] = _MADE.get(self._world, 0) + 1
         parts = g.loaded.topology.config.book.node_offsets
         names = [edata] if isinstance(edata, str) else list(edata)
 
-        def check() -> tuple[list[int], Any]:
-            counts = [check_integer("pieces", len(parts[0]) - 1 if pieces is None else pieces, 1)]
-            counts.append(check_integer("threads", threads, 1))
+        def check() -> tuple[int, Any]:
+            number = check_integer("pieces", len(parts[0]) - 1 if pieces is None else pieces, 1)
+            check_integer("threads", threads, 1)
             for name in names:
                 if not any(name in g.edges[r].data for r in g.canonical_etypes):
                     raise FieldNameError(f"no relation has an edge feature {name!r}")
-            return counts, [*counts, *names, self.recompute]
+            return number, {"pieces": number, "threads": threads, "edata": names, "recompute": self.recompute}
 
-        self._comm = _comm_of(self._world)
-        counts, words = self._together("the arguments", check)
-        alike("arguments", words)
-        self._tree, self._threads = Tree(self._world, counts[0]), counts[1]
-        self._roots = self._tree.roots[self._comm.rank]
+        number, words = self._together("the arguments", check)
+        alike("arguments of FullGraph", words)
+        self._tree, self._threads = Tree(self._world, number), threads
+        self._roots = self._tree.roots[self._world.trainers.rank]
         self._ids: dict[Any, _Tensor] = {}  # of own nodes and edges
-        self._nodes = Neighbourhoods(
-            g,
-            {
-                t: Ranges(cut_offsets(offsets, counts[0]), self._tree.owners)
-                for t, offsets in zip(g.ntypes, parts, strict=True)
-            },
-        )
+        bounds = dict(zip(g.ntypes, (cut_offsets(offsets, number) for offsets in parts), strict=True))
+        self._nodes = Neighbourhoods(g, {t: Ranges(cuts, self._tree.owners) for t, cuts in bounds.items()})
         self._halos = self._nodes.halos
         self._homes: dict[Any, Gradients] = {}
         self._pieces = self._plan(names)
@@ -156,15 +140,13 @@ class FullGraph:
         """Make the own pieces, and plan the exchange; all trainers take as many steps."""
         g, owners, nodes = self._g, self._tree.owners, self._nodes
         drawn: dict[Node, tuple[Block, dict[str, I64]]] = {}
-        numbers = np.flatnonzero(owners == self._comm.rank).tolist()
+        numbers = np.flatnonzero(owners == self._world.trainers.rank).tolist()
         for number in numbers + [-1] * (int(np.bincount(owners).max()) - len(numbers)):
             bounds = {t: ranges.bounds[number : number + 2] for t, ranges in nodes.ranges.items() if number >= 0}
             block, read = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()})
             if number >= 0:
                 drawn[number, number + 1] = block, read
-        nodes.plan(
-            self._comm, {t: np.concatenate([nodes.own[t], *(read[t] for _, read in drawn.values())]) for t in g.ntypes}
-        )
+        nodes.plan({t: np.concatenate([nodes.own[t], *(read[t] for _, read in drawn.values())]) for t in g.ntypes})
         self._ids |= {t: halo.own for t, halo in self._halos.items()}
         pieces, eids = list[Piece](), {r: [torch.empty(0, dtype=torch.int64)] for r in g.canonical_etypes}
         ends: dict[Any, int] = dict.fromkeys([*g.ntypes, *g.canonical_etypes], 0)
@@ -184,7 +166,7 @@ class FullGraph:
         for t, ranges in nodes.ranges.items():
             sources = {node: read[t] for node, (_, read) in drawn.items()}
             with self._world.meeting("planning full-graph training"):
-                self._homes[t] = Gradients(self._comm, self._tree, ranges, nodes.own[t], sources)
+                self._homes[t] = Gradients(self._world.trainers, self._tree, ranges, nodes.own[t], sources)
         return pieces
 
     def __repr__(self) -> str:
@@ -231,7 +213,7 @@ class FullGraph:
     # Layers
 
     @collective("trainers")
-    def __call__(self, model: Any, x: _Rows) -> Any:
+    def __call__(self, model: Any, x: _Rows, parameters: Iterable[_Tensor] = ()) -> Any:
         """Return the rows of the model's last layer.
 
         Random draws inside layers, such as dropout, depend on the job's seed, the number of the call and the piece.
@@ -242,6 +224,7 @@ class FullGraph:
                 sources, the destinations first.
             x: rows of this trainer's nodes, [n, ...]; or by node type. A dict may also have rows of the in-edges of
                 this trainer's nodes, by relation (a triple); layers get those of their block and may return new ones.
+            parameters: all those that layers use which are no modules, a list, in the same order on all trainers.
 
         Returns:
             Rows of this trainer's nodes; dicts as ``x``.
@@ -254,7 +237,7 @@ class FullGraph:
             CollectiveError: trainers make different calls.
         """
 
-        def read() -> tuple[tuple[_Call, dict[str, _Tensor]], Any]:
+        def read() -> tuple[_Call, Any]:
             for part in (part for module in modules_of(model) for part in module.modules()):
                 if isinstance(part, nn.parallel.DistributedDataParallel):
                     raise InvalidArgumentError("give the model without DDP: its gradients are sums over all nodes")
@@ -262,36 +245,20 @@ class FullGraph:
                     raise InvalidArgumentError(f"{type(part).__name__} would average over a piece: use LayerNorm")
             states = [module.state_dict() for module in modules_of(model)]
             values = {f"{i} {name}": value for i, state in enumerate(states) for name, value in state.items()}
-            every, steps = _parameters(model), steps_of(model)
-            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], x)
-            return (call, {name: value for name, value in values.items() if isinstance(value, _Tensor)}), call.word
+            buffers = [buffer for module in modules_of(model) for buffer in module.buffers()]
+            every, steps = list(dict.fromkeys(parameters)) or _parameters(model), steps_of(model)
+            if isinstance(parameters, set | frozenset | _Tensor) or not all(isinstance(p, _Tensor) for p in every):
+                raise InvalidArgumentError("parameters must be a list of tensors: [*module.parameters()]")
+            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], buffers, x)
+            if self._calls_to_models & (self._calls_to_models - 1) == 0:  # calls 1, 2, 4, 8, ...
+                values |= {f"parameter {i}": value for i, value in enumerate(call.parameters)}
+                for name, value in values.items():
+                    if isinstance(value, _Tensor):
+                        call.word[f"value of {name}"] = blake2b(bytes_of(value).tobytes()).hexdigest()[:16]
+            return call, call.word
 
-        (call, tensors), words = self._together("a model", read)
-        self._models += 1
-        if self._models & (self._models - 1) == 0:  # calls 1, 2, 4, 8, ...
-            hashes = {name: blake2b(bytes_of(value).tobytes()).hexdigest()[:16] for name, value in tensors.items()}
-            with self._world.meeting("comparing the trainers' models"):
-                shared = {"layers": len(call.layers)} | hashes
-                same(self._comm, "the trainers' models differ", shared, TensorMismatchError, "trainer")
-        return call.run(words)
-
-    @collective("trainers")
-    def apply(self, layer: Callable[..., Any], x: _Rows, parameters: Sequence[_Tensor] = ()) -> Any:
-        """Return the rows of one layer, for a script with a loop of its own; the rest is as above.
-
-        Args:
-            layer: called as ``layer(block, (h_src, h_dst))``.
-            x: rows of own nodes and edges.
-            parameters: all those that the layer uses, in the same order on all trainers; by default its own, if it is
-                a module.
-        """
-
-        def read() -> tuple[_Call, Any]:
-            of = list(dict.fromkeys(parameters)) or _parameters(layer)
-            call = _Call(self, [_Layer(layer, of)], x)
-            return call, [call.word, [p.detach().flatten()[:_COMPARED].tolist() for p in of]]
-
-        call, words = self._together("a layer", read)
+        self._calls_to_models += 1
+        call, words = self._together("a model", read)
         return call.run(words)
 
     @collective("trainers")
@@ -300,7 +267,7 @@ class FullGraph:
 
         Args:
             values: [n, ...], of this trainer's nodes of a type, or in-edges of a relation.
-            mask: bool[n], the nodes that count; all by default.
+            mask: bool[n], the nodes that count; or bool[n, ...], the numbers; all by default.
             ntype: a node type, which graphs with several need, or a relation (a triple).
         """
 
@@ -309,7 +276,7 @@ class FullGraph:
             _check_rows("values", values, len(self._ids[key]))
             kept = torch.ones(len(values), dtype=torch.bool) if mask is None else mask.bool()
             _check_rows("mask", kept, len(values))
-            kept = kept.reshape(-1, *[1] * (values.dim() - 1)).expand_as(values)
+            kept = kept.reshape(*kept.shape, *[1] * (values.dim() - kept.dim())).expand_as(values)
             numbers = values.detach().double().masked_fill(~kept, 0.0), kept.double()
             own = {piece.node: piece.own[key] for piece in self._pieces}
 
@@ -322,21 +289,20 @@ class FullGraph:
         kept, words = self._together("mean", add_up)
         kinds, sums = zip(*words, strict=True)
         alike("numbers of mean()", kinds)
-        at = {
-            root: torch.tensor(numbers, dtype=torch.float64)
-            for roots, of in zip(self._tree.roots, sums, strict=True)
-            for root, numbers in zip(roots, of, strict=True)
-        }
+        numbers = torch.tensor([number for of in sums for number in of], dtype=torch.float64)
+        at = dict(zip(self._tree.all_roots, numbers, strict=True))
         total, count = climb(self._tree.top, at.get, lambda _, left, right: left + right)
+        mean: _Tensor = total / count
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        return _Mean.apply(values, (total / count).to(dtype), (kept / count).to(dtype))  # type: ignore[no-any-return, no-untyped-call]
+        own = values.to(dtype).masked_fill(~kept, 0.0).mul((kept / count).to(dtype)).sum()
+        return mean.to(dtype) + (own - own.detach())  # zero, with the gradient
 
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the bits of the next steps depend on, beside model and optimizer, for a checkpoint. Local."""
-        state = {"graph": self._g.identity, "pieces": self._tree.top[1], "threads": self._threads}
-        return {"calls": self._calls} | state
+        pieces = self._tree.top[1]
+        return {"calls": self._calls, "graph": self._g.identity, "pieces": pieces, "threads": self._threads}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue with a saved state; on any number of trainers. Local.
@@ -353,35 +319,13 @@ class FullGraph:
 
     @collective("trainers")
     def _together(self, what: str, work: Callable[[], tuple[T, Any]]) -> tuple[T, list[Any]]:
-        """Do local work, which returns a result and a word for the others; return it and the words of all trainers.
-
-        Raises on all trainers what it raised on one, and CollectiveError where they do different things.
-        """
-        doing, failure, threads = f"full-graph training: {what}", None, torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
-            with self._world.forbid_meetings("a layer"):
-                result, word = work()
-            data = json.dumps([f"{what}, of full graph {self._number}", word]).encode()
-        except Exception as error:
-            failure, data = error, _ERROR + to_wire(error)
-        finally:
-            torch.set_num_threads(threads)
-        with self._world.meeting(doing):
-            told = gather_unlike(self._comm, data)
-        errors = [one[1:] if one.startswith(_ERROR) else b"" for one in told]
-        if any(errors):
-            raise joint_error(doing, errors, "trainer") from failure
-        calls, words = zip(*map(json.loads, told), strict=True)
-        if len(set(calls)) > 1:
-            text = "; ".join(f"{call} on trainer {trainer}" for trainer, call in enumerate(calls))
-            raise everywhere(CollectiveError(f"trainers make different calls: {text}"))
-        return result, list(words)
+        """Do local work with this graph's number of threads; see :func:`.in_step`."""
+        return in_step(self._world, f"full graph {self._number}: {what}", work, self._threads)
 
     @collective("trainers")
     def _move(self, what: str, rows: _Tensor, going: I64, coming: I64) -> _Tensor:
         """Send ``going[r]`` consecutive rows to trainer r; all trainers are here."""
-        return move(self._comm, f"full-graph training: {what}", rows, going, coming)
+        return move(self._world.trainers, f"full graph {self._number}: {what}", rows, going, coming)
 
 
 class _Layer:
@@ -407,14 +351,15 @@ class _Layer:
 class _Call:
     """Layers, one after the other, on all pieces."""
 
-    def __init__(self, fg: FullGraph, layers: list[_Layer], x: _Rows) -> None:
+    def __init__(self, fg: FullGraph, layers: list[_Layer], buffers: list[_Tensor], x: _Rows) -> None:
         """Check the input; ``word`` is what must be the same on all trainers."""
         if torch.is_inference_mode_enabled():
             raise InvalidArgumentError("full graphs do not run in inference_mode(): use torch.no_grad()")
         self.fg, self.layers, self.typed, self.grad = fg, layers, isinstance(x, Mapping), torch.is_grad_enabled()
-        self.cast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+        self.buffers, self.cast = buffers, (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
         self.parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters))
-        self.buffers = [b for layer in layers for module in modules_of(layer.layer) for b in module.buffers()]
+        if any(p.device.type != "cpu" for p in self.parameters):
+            raise InvalidArgumentError("the model must be on the CPU, as the rows are")
         if any(p._backward_hooks for p in self.parameters):
             raise InvalidArgumentError(
                 "a parameter has a hook (register_hook), which would run for each piece and for their sum: change "
@@ -428,14 +373,17 @@ class _Call:
             _check_rows(f"x of {key!r}", rows, len(fg._ids[key]))
         self.inputs = [by_key[key] for key in self.keys]
         self.tables = {key: _table(by_key[key], fg._halos.get(key)) for key in self.keys}
-        kinds = [[str(key), kind_of(by_key[key], 1), by_key[key].requires_grad] for key in self.keys]
-        known = [table is not None for table in self.tables.values()]
-        self.word = [kinds, known, self.grad, len(layers), list(map(kind_of, self.parameters))]
+        self.word: dict[str, Any] = {"layers": len(layers), "parameters": len(self.parameters), "grad": self.grad}
+        self.word["inputs"] = [str(key) for key in self.keys]
+        for key in self.keys:
+            known = "with halo" if self.tables[key] is not None else ""
+            self.word[f"rows of {key!r}"] = kind_of(by_key[key], 1), by_key[key].requires_grad, known
+        self.word |= {f"parameter {i}": kind_of(p) for i, p in enumerate(self.parameters)}
 
     @collective("trainers")
     def run(self, words: list[Any]) -> Any:
         """Return the rows of the last layer; ``words`` of all trainers."""
-        alike("rows of a layer", words)
+        alike("a call of a full graph", words)
         for layer in self.layers:
             self.fg._calls += 1
             layer.number = self.fg._calls
@@ -449,7 +397,7 @@ class _Call:
         for key, rows in zip(layer.keys, inputs, strict=True):
             table = self.tables[key] if layer is self.layers[0] else None
             if table is None and key in self.fg._halos:
-                table = self.fg._halos[key].table(rows.detach(), f"full-graph training: rows of {key!r}")
+                table = self.fg._halos[key].table(rows.detach(), f"full graph {self.fg._number}: rows of {key!r}")
             tables[key] = _aligned(rows.detach() if table is None else table)
         return tables
 
@@ -511,10 +459,10 @@ class _Call:
                     layer.graphs[piece.node] = src, out
                 outs.append({key: of.detach() for key, of in out.items()})
                 kinds.append({str(key): kind_of(of, 1) for key, of in out.items()})
-            return outs, alike("rows of a layer on two pieces", kinds)
+            return outs, alike("rows of a layer", kinds, "piece")
 
         outs, words = fg._together(f"layer, call {layer.number}", run)
-        kinds = alike("rows of a layer", words)
+        kinds = alike("rows of a layer", words) or {}
         layer.out = [key for key in fg._ids if str(key) in kinds]
         return {key: _joined([out[key] for out in outs], rows_of_kind(kinds[str(key)])) for key in layer.out}
 
@@ -526,7 +474,9 @@ class _Call:
         elif piece.node in layer.graphs:
             src, out = layer.graphs.pop(piece.node)
         else:
-            raise InvalidArgumentError("backward ran already: retain_graph needs FullGraph(..., recompute=True)")
+            raise InvalidArgumentError(
+                "backward ran already: add up the losses, or let FullGraph(..., recompute=True) compute layers again"
+            )
         ends = [key for key in grad_of if out[key].requires_grad]
         inputs = {key: src[key] for key in layer.needs} | dict(enumerate(layer.parameters))
         sums: _Sums = {}
@@ -543,7 +493,7 @@ class _Call:
         """Return the gradients of the inputs and of the parameters."""
         if saved:
             self.fg._together(f"backward, call {self.layers[-1].number}, again", lambda: (None, None))
-        left, sums = list(saved), dict[tuple[int, int], list[_Sums]]()
+        left, sums = list(saved[: len(saved) - len(self.parameters)]), dict[tuple[int, int], list[_Sums]]()
         grad_of = {key: grad for key, grad in zip(self.layers[-1].out, grads, strict=True) if grad is not None}
         for number, layer in reversed([*enumerate(self.layers)]):
             if layer.keep:
@@ -604,7 +554,7 @@ class _Call:
         results: dict[_Tensor, _Tensor] = {}
         if not of:
             return results
-        tree, size, sizes = self.fg._tree, self.fg._comm.size, [p.numel() for p in of.values()]
+        tree, size, sizes = self.fg._tree, self.fg._world.trainers.size, [p.numel() for p in of.values()]
         width = -(-sum(sizes) // size)  # of the slice that each trainer adds up
         dtype = reduce(torch.promote_types, [p.dtype for p in of.values()])
         slices = torch.full((len(self.fg._roots), size * width), -0.0, dtype=dtype)
@@ -615,7 +565,7 @@ class _Call:
         sent = slices.reshape(-1, size, width).transpose(0, 1).reshape(-1, width)
         each = np.array([len(roots) for roots in tree.roots])
         came = self.fg._move("gradients of parameters", sent, np.full(size, len(slices)), each)
-        at = dict(zip((root for roots in tree.roots for root in roots), came, strict=True))
+        at = dict(zip(tree.all_roots, came, strict=True))
         total, one = climb(tree.top, at.get, lambda _, left, right: left + right), np.ones(size, np.int64)
         every = self.fg._move("gradients of parameters", total.expand(size, width).contiguous(), one, one).flatten()
         for p, grad in zip(of.values(), torch.split(every[: sum(sizes)], sizes), strict=True):
@@ -630,35 +580,13 @@ class _Layers(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         rows, saved = call.forward(tensors[: len(call.keys)])
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, *(call.parameters if saved else ()))  # of which torch knows if they are changed
         return tuple(rows)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: _Tensor | None) -> tuple[_Tensor | None, ...]:
         return (None, *ctx.call.backward(grads, ctx.saved_tensors))
-
-
-class _Mean(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: _Tensor, mean: _Tensor, shares: _Tensor) -> _Tensor:  # type: ignore[override]
-        ctx.save_for_backward(shares)
-        return mean.clone()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor | None, ...]:
-        return grad * ctx.saved_tensors[0], None, None
-
-
-@collective("trainers")
-def _comm_of(world: World) -> Trainers:
-    """Return the communicator of a job's full graphs; closing the world frees it."""
-    if world not in _COMMS:
-        with world.meeting("making a communicator for full-graph training"):
-            _COMMS[world] = world.trainers.Dup()
-        world.at_close(_COMMS[world].Free)
-    return _COMMS[world]
 
 
 def _parameters(of: Any) -> list[_Tensor]:
@@ -681,8 +609,13 @@ def _check_graph(functions: list[Any], known: set[int]) -> None:
 
 
 def _check_rows(what: str, rows: object, count: int) -> None:
-    if not isinstance(rows, _Tensor) or rows.device.type != "cpu" or rows.dim() < 1 or len(rows) != count:
-        raise InvalidArgumentError(f"{what} must be a tensor on the CPU with {count} rows (got {kind_of(rows)})")
+    if (
+        not isinstance(rows, _Tensor)
+        or rows.device.type != "cpu"
+        or rows.layout != torch.strided
+        or rows.shape[:1] != (count,)
+    ):
+        raise InvalidArgumentError(f"{what} must be a dense tensor on the CPU with {count} rows (got {kind_of(rows)})")
 
 
 def _joined(rows: list[_Tensor], none: _Tensor) -> _Tensor:

@@ -3,17 +3,13 @@
 The layers of the user's model become steps; its parameters tell the dtype, and it is in evaluation mode meanwhile.
 """
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
@@ -21,14 +17,13 @@ from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.inference.neighbourhoods import Neighbourhoods, Ranges, alike, kind_of, rows_of_kind
+from mpigraph.inference.neighbourhoods import Neighbourhoods, Ranges, alike, in_step, kind_of, rows_of_kind
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import everywhere, gather_unlike, same
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.owners import RowOwners
 from mpigraph.trace import clock
@@ -37,7 +32,6 @@ _Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """Rows of the nodes of the only type, or by node type."""
 _Step: TypeAlias = Callable[[Block, tuple[_Rows, _Rows]], _Rows]
 """One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
-_SECONDS_IN_LOG = 10.0
 _NO_ROWS = "NoneType"  # the kind of rows that a layer does not give
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]
@@ -51,10 +45,6 @@ def layerwise(
     *,
     batch_size: int,
     device: torch.device | str = "cpu",
-    fanout: Fanout = -1,
-    edge_mask: FeatureName | None = None,
-    dtype: torch.dtype | None = None,
-    progress_bar: bool = False,
 ) -> DistTensor | dict[str, DistTensor]:
     """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
@@ -85,20 +75,14 @@ def layerwise(
             converted to the dtype of the model's parameters, if it has any.
         batch_size: most nodes of a block. Blocks are taken from each part of the graph, wherever its nodes lie.
         device: where to compute.
-        fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
-            -1: all. Or edge type -> most neighbours.
-        edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
-        dtype: of the result; by default that of the last layer's output.
-        progress_bar: show the progress of trainer 0.
 
     For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
     part of the graph lies on several nodes, where blocks end. In other blocks they are, too, where torch's products of
     matrices round a row alike however many rows there are: on the CPUs tried, with at least 16 columns and 8 rows.
 
     Blocks have ``edata[EID]``, by which a layer reads features of edges, which are local. Out-degrees that
-    :class:`.GraphConv` divides by are those of the graph, or of what ``edge_mask`` leaves of it, not those of the
-    block, also where ``fanout`` draws some of the edges. A node without in-edges is given to layers as it is; whether
-    they take it is theirs to say (``allow_zero_in_degree``).
+    :class:`.GraphConv` divides by are those of the graph, not those of the block. A node without in-edges is given to
+    layers as it is; whether they take it is theirs to say (``allow_zero_in_degree``).
 
     Returns:
         [num_nodes, ...], or by node type on graphs with several: of the types that the last layer gives rows of.
@@ -117,60 +101,45 @@ def layerwise(
         >>> layers = [mpigraph.nn.SAGEConv(16, 4, "mean")]
         >>> scores = mpigraph.inference.layerwise(g, layers, g.ndata["feat"], batch_size=1000)
     """
-    return Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, progress_bar).run(x)
+    return Inference(g, model_or_layers, batch_size, device).run(x)
 
 
 class Inference:
     """One evaluation of a model on all nodes."""
 
     @collective("trainers")
-    def __init__(
-        self,
-        g: DistGraph,
-        model_or_layers: Any,
-        batch_size: int,
-        device: torch.device | str,
-        fanout: Fanout,
-        edge_mask: FeatureName | None,
-        dtype: torch.dtype | None,
-        progress_bar: bool,
-    ) -> None:
+    def __init__(self, g: DistGraph, model_or_layers: Any, batch_size: int, device: torch.device | str) -> None:
         """Check the arguments, which are those of :func:`layerwise`."""
         if not isinstance(g, SampledGraph):
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
         self._g, self._world, self._typed = g, g.session.world, len(g.ntypes) > 1
-        with self._world.together("inference"):
+
+        def check() -> tuple[list[_Step], Any]:
             check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
-            self._steps = steps_of(model_or_layers)
-            self._model = model_or_layers
-            self._input_dtype = _input_dtype(model_or_layers)
-            self._dtype = dtype
-            if dtype is not None:
-                dtype_name(dtype)
-        self._bar = bool(progress_bar) and g.session.rank == 0
+            steps = steps_of(model_or_layers)
+            return steps, {"number of layers": len(steps), "batch_size": batch_size}
+
+        self._steps, words = in_step(self._world, "inference", check)
+        alike("arguments of inference", words)
+        self._model, self._input_dtype = model_or_layers, _input_dtype(model_or_layers)
         topology = g.loaded.topology
         parts, hosts = topology.config.book.node_offsets, topology.hosts.node_offsets
         ranges = {ntype: _batches(self._world, parts[t], hosts[t], batch_size) for t, ntype in enumerate(g.ntypes)}
-        self._nodes = Neighbourhoods(g, ranges, fanout, edge_mask)
-        self._agree(
-            {
-                "number of layers": len(self._steps),
-                "batch_size": batch_size,
-                "fanout": self._nodes.fanouts,
-                "edge_mask": self._nodes.masks,
-                "dtype": str(dtype),
-            }
-        )
+        self._nodes = Neighbourhoods(g, ranges)
 
     @collective("trainers")
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`."""
-        with self._world.together("inference"):
+
+        def check() -> tuple[dict[str, DistTensor], Any]:
             inputs = self._checked(x)
-        self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in inputs.items()}})
+            return inputs, {"x": {ntype: tensor.rows.number for ntype, tensor in inputs.items()}}
+
+        inputs, words = in_step(self._world, "inference", check)
+        alike("arguments of inference", words)
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
-        self._nodes.plan(self._world.trainers, self._nodes.sources())
+        self._nodes.plan(self._nodes.sources())
         halos, tables = self._nodes.halos, dict[str, torch.Tensor]()
         with self._world.together("reading the input of inference"):
             for ntype, tensor in inputs.items():
@@ -200,33 +169,25 @@ class Inference:
                 raise TensorMismatchError(f"x: the rows of tensor {tensor.name!r} are not nodes of type {ntype!r}")
             if len(tensor.shape) < 2:
                 raise InvalidArgumentError(f"x of {ntype!r} must have rows of numbers (got shape {tensor.shape})")
-        if not by_ntype:
-            raise InvalidArgumentError("x is empty: no node type has rows")
         return {ntype: by_ntype[ntype] for ntype in g.ntypes if ntype in by_ntype}  # in the same order on every trainer
-
-    @collective("trainers")
-    def _agree(self, arguments: dict[str, Any]) -> None:
-        """Raise TensorMismatchError on every trainer unless all have the same arguments."""
-        with self._world.meeting("comparing the arguments of inference"):
-            what = "trainers give inference different arguments"
-            same(self._world.trainers, what, arguments, TensorMismatchError, "trainer")
 
     @collective("trainers")
     def _layer(self, number: int, what: str, tables: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the new rows of this trainer's nodes by type, of the types that the layer gives rows of."""
-        begin, rows = clock(), dict[str, torch.Tensor | None]()
-        with self._world.together(what), self._world.forbid_meetings("a layer"):
+        begin = clock()
+
+        def run() -> tuple[dict[str, torch.Tensor | None], Any]:
+            rows: dict[str, torch.Tensor | None] = {}
             for ntype in tables:
                 rows |= self._of_type(number, ntype, tables)
-        kinds = {ntype: kind_of(of, 1) for ntype, of in rows.items()}
-        with self._world.meeting("agreeing on the rows of a layer"):
-            told = gather_unlike(self._world.trainers, json.dumps(kinds).encode())
-        outputs, by_trainer = {}, [json.loads(data) for data in told]
+            return rows, {ntype: kind_of(of, 1) for ntype, of in rows.items()}
+
+        rows, words = in_step(self._world, what, run)
+        kinds, outputs = alike(f"{what}, rows of all nodes", words) or {}, {}
         for ntype in self._g.ntypes:
-            kind = alike(f"{what}: rows of {ntype!r} by trainer", [kinds.get(ntype) for kinds in by_trainer])
-            if kind not in (None, _NO_ROWS):
+            if kinds.get(ntype, _NO_ROWS) != _NO_ROWS:
                 own = rows.get(ntype)
-                outputs[ntype] = rows_of_kind(kind) if own is None else own
+                outputs[ntype] = rows_of_kind(kinds[ntype]) if own is None else own
         if not outputs:
             raise everywhere(InvalidArgumentError(f"{what} gives no rows"))
         get_logger().info("%s: %.1f s", what, clock() - begin)
@@ -235,28 +196,23 @@ class Inference:
     def _of_type(self, number: int, ntype: str, tables: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
         """Compute the rows of this trainer's nodes of a type; nothing if it has no batch, None without nodes."""
         batches = self._nodes.ranges[ntype].of(self._world.trainers.rank)
-        seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
-        what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
-        options = {"unit": "node", "unit_scale": True, "mininterval": seconds, "disable": not self._bar}
         rows: torch.Tensor | None = None
         at = 0
-        with tqdm(total=len(self._nodes.own[ntype]), desc=what, **options) as bar:
-            for first, last in batches:
-                output = self._computed(number, ntype, np.arange(first, last), tables)
-                if at == 0 and output is not None:
-                    dtype_name(output.dtype)
-                    rows = output.new_empty((len(self._nodes.own[ntype]), *output.shape[1:]))
-                if kind_of(output, 1) != kind_of(rows, 1):
-                    raise InvalidArgumentError(f"a layer gives rows of {kind_of(output, 1)} and of {kind_of(rows, 1)}")
-                if rows is not None and output is not None:
-                    rows[at : at + last - first] = output
-                at += last - first
-                bar.update(last - first)
+        for first, last in batches:
+            output = self._computed(number, ntype, np.arange(first, last), tables)
+            if at == 0 and output is not None:
+                dtype_name(output.dtype)
+                rows = output.new_empty((len(self._nodes.own[ntype]), *output.shape[1:]))
+            if kind_of(output, 1) != kind_of(rows, 1):
+                raise InvalidArgumentError(f"a layer gives rows of {kind_of(output, 1)} and of {kind_of(rows, 1)}")
+            if rows is not None and output is not None:
+                rows[at : at + last - first] = output
+            at += last - first
         return {ntype: rows} if batches else {}
 
     def _computed(self, number: int, ntype: str, nodes: I64, tables: dict[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the new rows of nodes of a type, on the CPU; None if the layer returns no rows of it."""
-        block, sources = self._nodes.block({ntype: nodes}, number)
+        block, sources = self._nodes.block({ntype: nodes})
         at = self._nodes.places(block, sources)
         h_src = {t: self._gathered(table, at[t]) for t, table in tables.items()}
         h_dst = {t: _own_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
@@ -292,9 +248,7 @@ class Inference:
         g, outputs = self._g, {}
         for ntype, own in rows.items():
             full, policy = (g.num_nodes(ntype), *own.shape[1:]), g.get_node_partition_policy(ntype)
-            out = outputs[ntype] = DistTensor.filled(
-                full, self._dtype or own.dtype, None, "result of inference", policy
-            )
+            out = outputs[ntype] = DistTensor.filled(full, own.dtype, None, "result of inference", policy)
             with self._world.together("storing the result of inference"):
                 at = 0
                 for first, last in self._nodes.ranges[ntype].of(self._world.trainers.rank):
@@ -336,21 +290,18 @@ def steps_of(model: object) -> list[_Step]:
     Raises InvalidArgumentError if it is neither a module with layers nor a list of them, or has no layer.
     """
     model = _bare(model)
-    layers: Any = model
-    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
-        layers = getattr(model, "layers", None)
-        if layers is None:
-            raise InvalidArgumentError(
-                f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
-            )
-    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
-        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {type(model).__name__})")
-    for layer in layers:
-        if not callable(layer):
-            raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
+    kinds = (Sequence, nn.ModuleList, nn.Sequential)
+    layers: Any = model if isinstance(model, kinds) else getattr(model, "layers", None)
+    if not isinstance(layers, kinds) or isinstance(layers, str) or not len(layers):
+        name = type(model).__name__
+        raise InvalidArgumentError(f"{name} has no layers: give a module with .layers, or a list of layers")
     forward = getattr(model, "forward_layer", None)
     if callable(forward):
-        return [partial(_by_number, forward, number) for number in range(len(layers))]
+
+        def step(number: int) -> _Step:
+            return lambda block, h: forward(number, block, h[0])
+
+        return [step(number) for number in range(len(layers))]
     if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
         raise InvalidArgumentError(
             f"the steps of {type(model).__name__}.forward between its layers are not known: give the model a method "
@@ -362,12 +313,6 @@ def steps_of(model: object) -> list[_Step]:
 def _bare(model: Any) -> Any:
     """Return a module without DDP's wrapper: trainers call it as often as each has blocks, so not in step."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-
-
-def _by_number(
-    forward: Callable[[int, Block, _Rows], _Rows], number: int, block: Block, h: tuple[_Rows, _Rows]
-) -> _Rows:
-    return forward(number, block, h[0])
 
 
 def _input_dtype(model: object) -> torch.dtype | None:

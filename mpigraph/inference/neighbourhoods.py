@@ -6,10 +6,10 @@ trainers that it reads, by their owner and id. Before a layer the halo comes, ea
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,19 +19,19 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import hop_blocks
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
-from mpigraph.distgraph.typed_ids import Fanout, FeatureName
-from mpigraph.errors import InvalidArgumentError, TensorMismatchError
+from mpigraph.errors import CollectiveError, TensorMismatchError
 from mpigraph.graphs.block import Block
 from mpigraph.metadata.schema import Relation
-from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, to_wire
 from mpigraph.mpi.coroutine import finish
 from mpigraph.mpi.messages import alltoall, exchange_rows
-from mpigraph.mpi.world import Trainers
+from mpigraph.mpi.world import Trainers, World
 from mpigraph.sampling.minibatch import RandomContext, sample_hops
 from mpigraph.sampling.strategies import HopKeys
-from mpigraph.session.control import Operation
 
-_DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the same seed
+T = TypeVar("T")
+_ERROR = b"!"
+_SHOWN = 8  # trainers in a message
 
 
 class Ranges(NamedTuple):
@@ -86,15 +86,55 @@ def rows_of_kind(kind: str) -> torch.Tensor:
     return torch.empty((0, *json.loads(shape)), dtype=getattr(torch, dtype))
 
 
-def alike(what: str, words: Sequence[Any]) -> Any:
-    """Return the word of all trainers that have one, None if no one has.
+def alike(what: str, words: Sequence[Any], label: str = "trainer") -> Any:
+    """Return the word of all that have one, None if no one has; of dicts that of each name.
 
-    Raises TensorMismatchError, on every trainer, where they differ; all trainers have the same ``words``.
+    Raises TensorMismatchError, on every trainer, where they differ; all trainers have the same ``words``. Each is of
+    what ``label`` says.
     """
-    said = [word for word in words if word is not None]
-    if any(word != said[0] for word in said):
-        raise everywhere(TensorMismatchError(f"{what} differ: {'; '.join(map(str, words))}"))
-    return said[0] if said else None
+    if any(isinstance(word, dict) for word in words):
+        names = dict.fromkeys(name for word in words for name in word or ())
+        return {name: alike(f"{what}: {name}", [(word or {}).get(name) for word in words], label) for name in names}
+    said: dict[str, list[int]] = {}
+    for number, word in enumerate(words):
+        if word is not None:
+            said.setdefault(json.dumps(word), []).append(number)
+    if len(said) > 1:
+        parts = [f"{text} on {label} {', '.join(map(str, numbers[:_SHOWN]))}" for text, numbers in said.items()]
+        raise everywhere(TensorMismatchError(f"{what}: these differ: {'; '.join(parts)}"))
+    return next((word for word in words if word is not None), None)
+
+
+@collective("trainers")
+def in_step(
+    world: World, doing: str, work: Callable[[], tuple[T, Any]], threads: int | None = None
+) -> tuple[T, list[Any]]:
+    """Do local work, which returns a result and a word for the others; return it and the words of all trainers.
+
+    ``threads``: those of torch meanwhile. Raises on all trainers what it raised on one, and CollectiveError where they
+    do different things.
+    """
+    world.check_main_thread(doing)
+    failure, before = None, torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        with world.forbid_meetings("a layer"):
+            result, word = work()
+        data = json.dumps([doing, word]).encode()
+    except Exception as error:
+        failure, data = error, _ERROR + to_wire(error)
+    finally:
+        torch.set_num_threads(before)
+    with world.meeting(doing):
+        told = gather_unlike(world.trainers, data)
+    errors = [one[1:] if one.startswith(_ERROR) else b"" for one in told]
+    if any(errors):
+        raise joint_error(doing, errors, "trainer") from failure
+    calls, words = zip(*map(json.loads, told), strict=True)
+    if len(set(calls)) > 1:
+        text = "; ".join(f"{call} on trainer {trainer}" for trainer, call in enumerate(calls))
+        raise everywhere(CollectiveError(f"trainers make different calls: {text}"))
+    return result, list(words)
 
 
 class Halo:
@@ -134,14 +174,6 @@ class Halo:
         move(self._comm, what, rows.index_select(0, self.send), self.going, self.coming, table[len(rows) :])
         return table
 
-    @collective("self.comm")
-    def sum(self, table: torch.Tensor, what: str) -> torch.Tensor:
-        """Return the own rows, [n, ...], of tables whose rows are added up over the trainers."""
-        own = table[: len(self.own)].clone()
-        if self._comm.size > 1:
-            own.index_add_(0, self.send, move(self._comm, what, table[len(own) :], self.coming, self.going))
-        return own
-
 
 class Neighbourhoods:
     """Blocks of this trainer's nodes, and where their sources lie in its tables.
@@ -149,29 +181,14 @@ class Neighbourhoods:
     Attributes:
         ranges: by node type, the trainers of all nodes.
         own: by node type, int64[n], the nodes of this trainer.
-        fanouts: most neighbours of a node by relation id; relations with fanout 0 are left out.
-        masks: number of the mask by relation id.
         halos: by node type, after :meth:`plan`.
     """
 
     @collective("trainers")
-    def __init__(
-        self,
-        g: DistGraph,
-        ranges: Mapping[str, Ranges],
-        fanout: Fanout = -1,
-        edge_mask: FeatureName | None = None,
-    ) -> None:
-        """Check the arguments, which are those of :func:`.layerwise`; errors are raised on every trainer."""
+    def __init__(self, g: DistGraph, ranges: Mapping[str, Ranges]) -> None:
+        """Take all in-edges of the nodes of each trainer's ranges."""
         self._g, self.ranges = g, ranges
-        with g.session.world.together("fanout and edge_mask"):
-            self.masks = {} if edge_mask is None else g.edge_weights(edge_mask)
-            self._sampling = g.plan(SamplingArguments([fanout], prob=edge_mask), {})
-            for number in self.masks.values():
-                rows = g.session.store.tensors[number]
-                if rows.dtype not in ("bool", "uint8"):
-                    raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
-        self.fanouts = {r: strategy.fanout for r, strategy in self._sampling.layers[0].items()}
+        self._sampling = g.plan(SamplingArguments([-1]), {})
         me = g.session.world.trainers.rank
         self.own = {t: np.concatenate([np.arange(0), *(np.arange(*of) for of in r.of(me))]) for t, r in ranges.items()}
         self.halos: dict[str, Halo] = {}
@@ -179,60 +196,38 @@ class Neighbourhoods:
 
     def sources(self) -> dict[str, I64]:
         """Return the nodes that own nodes read, by type; all own nodes lie on this machine."""
-        read = {t: np.zeros(self._g.num_nodes(t), bool) for t in self._g.ntypes}
-        for relation in self.fanouts:
-            for indices, _ in self._edges(relation):
-                read[self._g.schema.relations[relation][0]][indices] = True
+        g, world, topology = self._g, self._g.session.world, self._g.loaded.topology
+        read = {t: np.zeros(g.num_nodes(t), bool) for t in g.ntypes}
+        for number, (source, _, ntype) in enumerate(g.canonical_etypes):
+            offsets, ranges = topology.hosts.node_offsets[g.schema.ntype_id(ntype)], self.ranges[ntype]
+            for host in np.flatnonzero(world.is_local).tolist():
+                edges, (first, last) = topology.adjacency(number, host), offsets[host : host + 2].tolist()
+                for begin, end in ranges.of(world.trainers.rank):
+                    if begin < last and first < end:
+                        into = edges.into(max(begin, first) - first, min(end, last) - first)
+                        read[source][edges.indices[into]] = True
         return {t: np.flatnonzero(marks) for t, marks in read.items()}
 
-    def _edges(self, relation: int) -> Iterator[tuple[Array, Array | None]]:
-        """Yield the sources of own nodes' in-edges, and what the mask has of these edges, range by range."""
-        world, topology = self._g.session.world, self._g.loaded.topology
-        dst = self._g.schema.ends(relation)[1]
-        offsets = topology.hosts.node_offsets[dst]
-        ranges = self.ranges[self._g.ntypes[dst]].of(world.trainers.rank)
-        for host in np.flatnonzero(world.is_local).tolist():
-            edges, (first, last) = topology.adjacency(relation, host), offsets[host : host + 2].tolist()
-            mask = self._g.session.store.tensors[self.masks[relation]].segment(host) if relation in self.masks else None
-            for begin, end in ranges:
-                if begin < last and first < end:
-                    into = edges.into(max(begin, first) - first, min(end, last) - first)
-                    yield edges.indices[into], None if mask is None else mask[into]
-
     @collective("trainers")
-    def plan(self, comm: Trainers, read: Mapping[str, I64]) -> None:
-        """Plan the exchange of the rows that own nodes read, ids by type; count the out-edges that a mask leaves."""
-        g = self._g
-        with g.session.world.meeting("planning the exchange of rows"):
+    def plan(self, read: Mapping[str, I64]) -> None:
+        """Plan the exchange of the rows that own nodes read, ids by type."""
+        world = self._g.session.world
+        with world.meeting("planning the exchange of rows"):
             for t, own in self.own.items():
-                self.halos[t] = Halo(comm, self.ranges[t], own, read[t])
-        if self.masks:
-            numbers = sorted(set(self.masks.values()))
-            g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
-        for relation in sorted(self.masks):
-            r, what = g.schema.relations[relation], "counting out-degrees under edge_mask"
-            halo = self.halos[r[0]]
-            counts = torch.zeros(len(halo.own) + len(halo.ids), dtype=torch.int64)
-            for indices, mask in self._edges(relation):
-                sources, times = np.unique(indices[mask != 0], return_counts=True)
-                counts[halo.places(sources)] += torch.from_numpy(times)
-            with g.session.world.meeting(what):
-                self._degrees[r] = halo.table(halo.sum(counts, what), what)
+                self.halos[t] = Halo(world.trainers, self.ranges[t], own, read[t])
 
     @collective("trainers", WHEN_REMOTE)
-    def block(self, seeds: Mapping[str, I64], layer: int = 0) -> tuple[Block, dict[str, I64]]:
+    def block(self, seeds: Mapping[str, I64]) -> tuple[Block, dict[str, I64]]:
         """Return the block of some nodes, with ``edata[EID]``; and the ids of its sources by type.
 
-        Sources are the nodes themselves, int64[n] by type, and then, by their ids, the others. Layers have draws of
-        their own.
+        Sources are the nodes themselves, int64[n] by type, and then, by their ids, the others.
         """
         g = self._g
         plan = replace(self._sampling, seeds={g.schema.ntype_id(t): ids for t, ids in seeds.items()})
-        seed = g.session.store.seed
-        keys = HopKeys.of(np.uint64(seed ^ _DRAWS), layer)
+        no_draws = HopKeys.of(np.uint64(0), 0)  # all edges: no number is drawn
         with ExitStack() as kept, g.session.sampling() as service:
             g.keep_tensors(plan, kept)
-            sampled = sample_hops(service, g.loaded, plan, RandomContext(seed, 0), keys=keys)
+            sampled = sample_hops(service, g.loaded, plan, RandomContext(0, 0), keys=no_draws)
         (hop,) = sampled.hops
         for t, ids in enumerate(sampled.ids):
             first = hop.num_dst[t]

@@ -1,9 +1,8 @@
 """Write predictions for nodes by the ids of the input and in its order, as ``.npy`` files and as csv."""
 
-import io
+import csv
 import os
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError
 from mpigraph.graphs.fields import IdsLike
-from mpigraph.metadata.schema import DEFAULT_NTYPE
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.output_folder import new_npy_files
+from mpigraph.partition.output_folder import UNFINISHED, new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.session.context import current
 from mpigraph.storage.files import storage_errors
 
 _LABEL = "label"
 _TABLE = "predictions.csv"
-_MARKS = set(',"\r\n')  # in fields that are quoted
-_TITLE = "Predictions for nodes"  # the begin of README
-_FILES = ("ids", "classes", "scores", "values", "names")  # each a .npy file, if there is such an array
+_FILES = ("ids.npy", "classes.npy", "scores.npy", "values.npy", "names.npy")
+_LINES = 100_000  # of the table, written at once
 
 
 @collective("trainers")
@@ -45,8 +42,8 @@ def write_predictions(
 
     The folder gets ``predictions.csv`` with the columns id, class, name and score, and the same as arrays: ``ids.npy``
     (int64 or text), ``classes.npy`` (int64), ``scores.npy`` (float32, of all classes) and ``names.npy`` (text, the name
-    of each class); ``README`` says what each is. Predictions that were written there before are replaced. The files are
-    the same on any number of ranks.
+    of each class). Predictions that were written there before are replaced. The files are the same on any number of
+    ranks.
 
     Args:
         folder: to write to, created if missing; all trainers see it.
@@ -99,20 +96,15 @@ def write_predictions(
             chosen[nodes] = True
         g.barrier()
     with exchange.together("writing predictions"):
-        features = _features(g, table)
+        policy = table.part_policy
+        if table.graph_name != g.graph_name or not policy.is_node:
+            raise TensorMismatchError(f"{table!r} has no rows of nodes of graph {g.graph_name!r}")
+        features = g.nodes[policy.type_name].data
         if names is None:
             names = features[label].categories if label in features or label != _LABEL else ()
         ids = features.get("id")
         predictions = _Predictions(table, chosen, ids, list(names))
-    return predictions.write(exchange, Path(folder), g.graph_name)
-
-
-def _features(g: DistGraph, table: DistTensor) -> Any:
-    """Return the features of the nodes that a tensor has rows of."""
-    policy = table.part_policy
-    if table.graph_name != g.graph_name or not policy.is_node:
-        raise TensorMismatchError(f"{table!r} has no rows of nodes of graph {g.graph_name!r}")
-    return g.nodes[policy.type_name].data
+    return predictions.write(exchange, Path(folder))
 
 
 class _Predictions:
@@ -131,7 +123,7 @@ class _Predictions:
         self._names = [] if self._is_value else names
 
     @collective("ranks")
-    def write(self, exchange: Exchange, folder: Path, graph_name: str) -> Path:
+    def write(self, exchange: Exchange, folder: Path) -> Path:
         """Write all files; return the folder."""
         doing = f"writing predictions to {folder}"
         blocks = self._rows.in_original_order()
@@ -144,31 +136,32 @@ class _Predictions:
         empty = self._arrays(np.zeros(0, np.int64), np.zeros(0, np.int64))
         contents = {name: ((total, *array.shape[1:]), array.dtype) for name, array in empty.items()}
         with new_npy_files(exchange, folder, contents) as (temporary, files):
-            lines = temporary / f".lines-{exchange.rank}"
-            size = 0
             with exchange.together(doing), storage_errors(folder):
-                with lines.open("w", encoding="utf-8", newline="") as text:
-                    if exchange.rank == 0:
-                        text.write(_line(self._columns(empty)))
-                    for originals, ids in own:
-                        arrays = self._arrays(originals, ids)
-                        for name, array in arrays.items():
-                            files[name].write(array, at)
-                        at += len(ids)
-                        text.writelines(map(_line, zip(*self._columns(arrays).values(), strict=True)))
-                size = lines.stat().st_size
-            sizes = exchange.gather_json(size)
-            with exchange.together(doing), storage_errors(folder):
-                _put(lines, temporary / _TABLE, sum(sizes[: exchange.rank]))
+                for originals, ids in own:
+                    for name, array in self._arrays(originals, ids).items():
+                        files[name].write(array, at)
+                    at += len(ids)
                 if exchange.rank == 0:
                     if self._names:
                         np.save(temporary / "names.npy", np.array(self._names, np.str_))
-                    (temporary / "README").write_text(
-                        self._readme(graph_name, list(self._columns(empty)), contents), "utf-8"
-                    )
-                    for name in _FILES if (folder / _TABLE).exists() else ():
-                        (folder / f"{name}.npy").unlink(missing_ok=True)  # of predictions before
+                    for name in (_TABLE, *_FILES):
+                        (folder / name).unlink(missing_ok=True)  # of predictions before
+        with exchange.together(doing), storage_errors(folder):
+            if exchange.rank == 0:
+                self._write_table(folder, {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in contents})
         return folder
+
+    def _write_table(self, folder: Path, arrays: dict[str, Array]) -> None:
+        """Write the table, from the arrays of all nodes, under a name of its own until it is whole."""
+        unfinished = folder / f"{UNFINISHED}{_TABLE}"
+        with unfinished.open("w", encoding="utf-8", newline="") as text:
+            lines = csv.writer(text, lineterminator="\n")
+            for first in range(0, len(arrays["ids"]) + 1, _LINES):  # once where there are none: the names of columns
+                columns = self._columns({name: array[first : first + _LINES] for name, array in arrays.items()})
+                if first == 0:
+                    lines.writerow(columns)
+                lines.writerows(zip(*columns.values(), strict=True))
+        unfinished.replace(folder / _TABLE)
 
     def _selected(self, first: int, ids: I64) -> tuple[I64, I64]:
         """Return the original numbers, and the ids here, of the nodes of a block that are to be written."""
@@ -179,51 +172,36 @@ class _Predictions:
         return originals[mask], ids[mask]
 
     def _arrays(self, originals: I64, ids: I64) -> dict[str, Array]:
-        """Return the arrays of nodes by the names of their files."""
+        """Return the arrays of nodes. Raises InvalidArgumentError: a class has no name."""
         arrays: dict[str, Array] = {"ids": originals if self._ids is None else self._ids[ids].numpy()}
         if self._text_width:
             texts = np.char.decode(arrays["ids"].view(f"S{self._text_width}")[:, 0], "utf-8", "replace")
             arrays["ids"] = texts.astype(f"U{self._text_width}")
         rows = self._rows[ids]
         if _is_integer(self._rows):
-            return arrays | {"classes": rows.numpy().astype(np.int64)}
-        values = rows.float().numpy()
-        if self._is_value:
-            return arrays | {"values": values.reshape(-1)}
-        return arrays | {"classes": values.argmax(1), "scores": values}
+            arrays["classes"] = rows.numpy().astype(np.int64)
+        elif self._is_value:
+            arrays["values"] = rows.float().numpy().reshape(-1)
+        else:
+            arrays["scores"] = rows.float().numpy()
+            arrays["classes"] = arrays["scores"].argmax(1)
+        most = arrays["classes"].max(initial=0) if self._names else 0
+        if most >= max(len(self._names), 1):
+            raise InvalidArgumentError(f"class {most} has no name: there are {len(self._names)} names")
+        return arrays
 
     def _columns(self, arrays: dict[str, Array]) -> dict[str, Any]:
-        """Return the columns of the table. Raises InvalidArgumentError: a class has no name."""
+        """Return the columns of the table."""
         columns: dict[str, Any] = {"id": arrays["ids"].tolist()}
         if self._is_value:
             return columns | {"value": map(str, arrays["values"])}
         classes = arrays["classes"]
         columns["class"] = classes.tolist()
         if self._names:
-            if classes.max(initial=0) >= len(self._names):
-                raise InvalidArgumentError(f"class {classes.max()} has no name: there are {len(self._names)} names")
             columns["name"] = [self._names[number] if number >= 0 else "" for number in classes.tolist()]
         if "scores" in arrays:
             columns["score"] = map(str, np.take_along_axis(arrays["scores"], classes[:, None], 1)[:, 0])
         return columns
-
-    def _readme(self, graph_name: str, columns: list[str], contents: dict[str, tuple[tuple[int, ...], Any]]) -> str:
-        ntype = self._rows.part_policy.type_name
-        of_type = "" if ntype == DEFAULT_NTYPE else f" of type {ntype!r}"
-        meaning = {
-            "ids": "numbers of their rows in the input, from 0" if self._ids is None else "their ids in the input",
-            "classes": "the class of each" + (", that of the largest score" if "scores" in contents else "; -1: none"),
-            "scores": "the scores of all classes",
-            "values": "the value of each",
-        }
-        lines = [f"{_TITLE}{of_type} of the graph {graph_name!r}, in the order of the input.", ""]
-        lines.append(f"{_TABLE}: {', '.join(columns)}")
-        lines += [f"{name}.npy: {dtype}{list(shape)}, {meaning[name]}" for name, (shape, dtype) in contents.items()]
-        load = "ids = numpy.load('ids.npy')"
-        if self._names:
-            lines.append(f"names.npy: the names of the {len(self._names)} classes, in the order of their numbers")
-            load = "names = numpy.load('names.npy')[numpy.load('classes.npy')]"
-        return "\n".join([*lines, "", f"{load}; table = pandas.read_csv({_TABLE!r}, keep_default_na=False)", ""])
 
 
 def _is_integer(rows: DistTensor) -> bool:
@@ -231,25 +209,9 @@ def _is_integer(rows: DistTensor) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse to replace files that are no predictions."""
-    names = ("README", _TABLE, *(f"{name}.npy" for name in _FILES))
-    there = [name for name in names if (folder / name).exists()]
-    about = (folder / "README").read_text("utf-8", "replace") if "README" in there else ""
-    if there and not about.startswith(_TITLE):
+    """Refuse to replace files that are no predictions: these have a table."""
+    there = [name for name in _FILES if (folder / name).exists()]
+    if there and not (folder / _TABLE).exists():
         raise InvalidArgumentError(
             f"{folder} has files that are no predictions, such as {there[0]}: give another folder"
         )
-
-
-def _line(fields: Iterable[object]) -> str:
-    """Return a line of csv. Python's writer quotes a carriage return only where lines end with one."""
-    quoted = (f'"{text.replace(chr(34), 2 * chr(34))}"' if _MARKS & {*text} else text for text in map(str, fields))
-    return ",".join(quoted) + "\n"
-
-
-def _put(source: Path, target: Path, at: int) -> None:
-    """Copy a file into one that several ranks fill, from a byte on, and remove it."""
-    with source.open("rb") as lines, io.FileIO(os.open(target, os.O_CREAT | os.O_WRONLY, 0o666), "w") as file:
-        file.seek(at)
-        shutil.copyfileobj(lines, file, 1 << 20)
-    source.unlink()

@@ -8,9 +8,10 @@ asks here whether that is one of these places.
 import dis
 import inspect
 import sys
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 from weakref import finalize
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mpigraph.trace import span
 
+T = TypeVar("T")
 _WAITING = ("distributed/", "nn/parallel/distributed.py", "autograd/graph.py")  # modules of torch
 _RENDEZVOUS = "distributed/rendezvous.py"
 _COLLECTIVES = "distributed/distributed_c10d.py"
@@ -56,7 +58,21 @@ class TorchWaits:
         return f"torch, in {name}" if inside else "torch.distributed"
 
 
-@lru_cache(64)
+def _remembered(look: Callable[[CodeType, int], T]) -> Callable[[CodeType, int], T]:
+    """Remember what a look at an instruction found. Code of torch.compile may have constants without a hash."""
+    known = lru_cache(64)(look)
+
+    @wraps(look)
+    def again(code: CodeType, at: int) -> T:
+        try:
+            return known(code, at)
+        except TypeError:
+            return look(code, at)
+
+    return again
+
+
+@_remembered
 def _calls_wait(code: CodeType, at: int) -> bool:
     """Return whether an instruction calls a method ``wait`` without arguments, such as that of ``dist.Work``."""
     before: list[dis.Instruction] = []
@@ -101,7 +117,7 @@ def _has_more_ranks(comm: MPI.Intracomm, trainers: int) -> bool:
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE and comm and comm.size > trainers)
 
 
-@lru_cache(64)
+@_remembered
 def _collective_called(code: CodeType, at: int) -> tuple[str, ...]:
     """Return the names of the collective that an instruction calls, as ("MPI", "COMM_WORLD", "Barrier"); () if none."""
     line = line_called = 0

@@ -30,12 +30,16 @@ from layouts import (
 )
 from oracle import write_oracle
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from typed_oracle import write_typed_oracle
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph import trace
 from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, MPIGraphError, TensorMismatchError
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import GraphSource
 
 WIDTH, STEPS = 6, 4
 EDGES = ("_N", "_E", "_N")
@@ -97,7 +101,8 @@ CONVS: dict[str, Callable[..., nn.Module]] = {
 
 def model_of(kind: str, g: dist.DistGraph, dtype: torch.dtype, drop: float = 0.4) -> Stack:
     torch.manual_seed(3)
-    return Stack([CONVS[kind](WIDTH, WIDTH, g), CONVS[kind](WIDTH, WIDTH, g)], drop).to(dtype)
+    layers = [CONVS["SAGE" if kind == "tied" else kind](WIDTH, WIDTH, g) for _ in range(2)]
+    return Stack(layers[:1] * 2 if kind == "tied" else layers, drop).to(dtype)
 
 
 def wave(ids: torch.Tensor, dtype: torch.dtype, width: int = WIDTH) -> torch.Tensor:
@@ -192,7 +197,7 @@ def in_torch(conv: Any, kind: str, src: torch.Tensor, dst: torch.Tensor, x: torc
 
 @pytest.mark.slow
 @on_layouts([ALONE])
-@pytest.mark.parametrize("kind", CONVS)
+@pytest.mark.parametrize("kind", [*CONVS, "tied"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_numbers_are_those_of_the_whole_graph(job: SharedJob, kind: str, dtype: torch.dtype) -> None:
     g = job.open(graph_of(job, kind))
@@ -242,7 +247,7 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     counted = []
     for needs in (False, True):
         at = [sent()]
-        out = fg.apply(conv, x.requires_grad_(needs), [*conv.parameters()])
+        out = fg([conv], x.requires_grad_(needs), [*conv.parameters()])
         at.append(sent())
         loss = fg.mean(out)
         middle = sent()
@@ -264,14 +269,14 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     known = fg.ndata("feat")
     g.barrier()  # others read rows of this trainer until here
     before = sent()
-    fg.apply(lambda block, h: h[1] * 2, known)
+    fg([lambda block, h: h[1] * 2], known)
     on_all(job.trainers, sent() == before, "a feature of the graph sends nothing")
-    mg.FullGraph(g).apply(lambda block, h: h[1] * 2, known)
+    mg.FullGraph(g)([lambda block, h: h[1] * 2], known)
     on_all(job.trainers, sent() > before, "rows with the halo of another plan are sent")
     changed = fg.ndata("feat")
     changed += 1
-    rows = fg.apply(lambda block, h: mg_sum(block, h[0]), changed)
-    on_all(job.trainers, torch.equal(rows, fg.apply(lambda block, h: mg_sum(block, h[0]), fg.ndata("feat") + 1)))
+    rows = fg([lambda block, h: mg_sum(block, h[0])], changed)
+    on_all(job.trainers, torch.equal(rows, fg([lambda block, h: mg_sum(block, h[0])], fg.ndata("feat") + 1)))
     assert f"{fg!r}".count("\n") == size + 2
 
 
@@ -309,33 +314,56 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         other.layers[1].fc_self.weight += last
     hooked, both = model_of("SAGE", g, torch.float32), [lone, *known]
     hooked.layers[0].fc_self.weight.register_hook(lambda grad: 2 * grad)
+    frozen = model_of("SAGE", g, torch.float32)
+    frozen.layers[0].requires_grad_(not last)
     ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(ddp)
+    spectral = Stack([nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))], 0.0)
+    spectral.forward_layer = lambda i, block, h: spectral.layers[i](h[: block.num_dst_nodes()])
+
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(g.num_nodes(), WIDTH, sparse=True)
+
+        def forward(self, block: Any, h: Any) -> torch.Tensor:
+            return self.rows(block.dstdata[mg.NID])
+
+    torch.manual_seed(4)
+    embedding = Embedding()
     cases: list[tuple[str, type[MPIGraphError], str, Callable[[], Any]]] = [
-        ("raises", CollectiveError, "trainer", lambda: fg.apply(fails(KeyError("x")), x)),
+        ("raises", CollectiveError, "trainer", lambda: fg([fails(KeyError("x"))], x)),
         ("model differs", TensorMismatchError, "0 layers.1.fc_self.weight", lambda: mg.FullGraph(g)(other, x)),
         ("a layer more", TensorMismatchError, "layers", lambda: mg.FullGraph(g)([nn.Identity()] * (2 + last), x)),
         ("DDP", InvalidArgumentError, "without DDP", lambda: fg(ddp, x)),
         ("BatchNorm", InvalidArgumentError, "LayerNorm", lambda: fg([nn.BatchNorm1d(3)], x)),
         ("rows", InvalidArgumentError, "rows", lambda: fg(model, x[: len(x) - last])),
         ("dtype", TensorMismatchError, "differ", lambda: fg(model, x.double() if last else x)),
-        ("shape", TensorMismatchError, "differ", lambda: fg.apply(lambda b, h: h[1][:, : 2 + last], x)),
+        ("shape", TensorMismatchError, "differ", lambda: fg([lambda b, h: h[1][:, : 2 + last]], x)),
         ("no key", InvalidArgumentError, "x must be", lambda: fg(model, {"other": x})),
-        ("no rows", InvalidArgumentError, "rows", lambda: fg.apply(lambda b, h: h[0], x)),
-        ("not rows", InvalidArgumentError, "rows", lambda: fg.apply(lambda b, h: "rows", x)),
-        ("writes", InvalidArgumentError, "write", lambda: fg.apply(lambda b, h: h[0].mul_(2)[: len(h[1])], x)),
+        ("no rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: h[0]], x)),
+        ("not rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: "rows"], x)),
+        ("writes", InvalidArgumentError, "write", lambda: fg([lambda b, h: h[0].mul_(2)[: len(h[1])]], x)),
         (
             "unknown",
             InvalidArgumentError,
             "parameter",
-            lambda: fg.apply(lambda b, h: h[1] * lone, x, known),
+            lambda: fg([lambda b, h: h[1] * lone], x, known),
         ),
-        ("meets", CollectiveError, "not in step", lambda: fg.apply(lambda b, h: g.barrier() or h[1], x)),
+        ("meets", CollectiveError, "not in step", lambda: fg([lambda b, h: g.barrier() or h[1]], x)),
         ("mask", InvalidArgumentError, "mask", lambda: fg.mean(x, y[1:] > 0)),
         ("calls", CollectiveError, "different calls", lambda: fg.mean(x) if last else fg(model, x)),
         ("graphs", CollectiveError, "different calls", lambda: (again if last else fg)(model, x)),
-        ("order", TensorMismatchError, "differ", lambda: fg.apply(lambda b, h: h[1], x, both[:: -1 if last else 1])),
+        ("order", TensorMismatchError, "differ", lambda: fg([lambda b, h: h[1]], x, both[:: -1 if last else 1])),
         ("hook", InvalidArgumentError, "register_hook", lambda: fg(hooked, x)),
+        ("frozen", TensorMismatchError, "parameters", lambda: fg(frozen, x)),
+        ("set", InvalidArgumentError, "a list", lambda: fg([lambda b, h: h[1] * lone], x, {lone})),
+        ("tensor", InvalidArgumentError, "a list", lambda: fg([lambda b, h: h[1] * lone], x, lone)),
+        ("device", InvalidArgumentError, "on the CPU", lambda: fg(model_of("SAGE", g, torch.float32).to("meta"), x)),
+        ("sparse", InvalidArgumentError, "dense tensor", lambda: fg(model, x.to_sparse() if last else x)),
+        ("sparse gradient", InvalidArgumentError, "sparse=False", lambda: fg.mean(fg([embedding], x)).backward()),
+        ("spectral_norm", InvalidArgumentError, "buffers", lambda: fg(spectral, x)),
+        ("inference_mode", InvalidArgumentError, "no_grad", lambda: torch.inference_mode()(fg)(model, x)),
         ("no grad", TensorMismatchError, "differ", lambda: fg(model, x.clone().requires_grad_(last))),
     ]
     for name, kind, text, call in cases:
@@ -352,6 +380,11 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
     model.zero_grad()
     means[1].backward()
     on_all(job.trainers, equal(first, [p.grad for p in model.parameters()]))
+    loss, _ = again.mean(again(model, x)), fg(model, x)  # as many calls of both: dropout depends on their number
+    with torch.no_grad():
+        model.layers[0].fc_self.weight += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # torch's, on every trainer
+        loss.backward()
     for each in (fg, again):  # recomputed as it was computed
         with torch.autocast("cpu", torch.bfloat16):
             loss = each.mean(F.cross_entropy(each(model, x).float(), y, reduction="none"))
@@ -376,11 +409,11 @@ def test_odd_uses(job: SharedJob) -> None:
     src, _ = g.find_edges(torch.arange(g.num_edges()))
     degrees = torch.bincount(src, minlength=len(ids)).double()
     x = wave(own, torch.float64).requires_grad_()
-    fg.mean(fg.apply(lambda b, h: mg_sum(b, h[0]), x)).backward()
+    fg.mean(fg([lambda b, h: mg_sum(b, h[0])], x)).backward()
     wanted = (degrees / (len(ids) * WIDTH))[own][:, None].expand_as(x)
     on_all(job.trainers, torch.allclose(x.grad, wanted, rtol=1e-12, atol=0), "the gradient of an input")
     with torch.no_grad():
-        narrow = fg.apply(lambda b, h: mg_sum(b, h[0]), wave(own, torch.bfloat16))
+        narrow = fg([lambda b, h: mg_sum(b, h[0])], wave(own, torch.bfloat16))
     on_all(job.trainers, narrow.dtype == torch.bfloat16 and len(narrow) == len(own))
     total = fg.mean(fg.nodes().double(), own % 2 == 0)
     on_all(job.trainers, total.item() == float(ids[::2].double().mean()), f"{total}")
@@ -392,10 +425,83 @@ def test_odd_uses(job: SharedJob) -> None:
         """A parameter that only pieces with node 0 use."""
         return h[1] * one * (two if 0 in block.dstdata[mg.NID] else 1)
 
-    fg.mean(fg.apply(some, x.detach(), [one, two, unused])).backward()
+    fg.mean(fg([some], x.detach(), [one, two, unused])).backward()
     rows = wave(ids, torch.float64) / (len(ids) * WIDTH)
     ok = torch.allclose(one.grad, rows.sum(0)) and torch.allclose(two.grad, rows[0]) and unused.grad is None
     on_all(job.trainers, ok, f"{two.grad} {rows[0]}")
+
+
+class Checkpointed(nn.Module):
+    """A layer that torch computes again in backward."""
+
+    def __init__(self, layer: nn.Module, again: bool) -> None:
+        super().__init__()
+        self.layer, self.again = layer, again
+
+    def forward(self, block: Any, h: Any) -> torch.Tensor:
+        run = lambda src, dst: F.dropout(self.layer(block, (src, dst)), 0.5)  # noqa: E731
+        return checkpoint(run, *h, use_reentrant=False) if self.again else run(*h)
+
+
+@pytest.mark.slow
+@several
+def test_a_checkpoint_of_torch_inside_changes_no_bit(job: SharedJob) -> None:
+    g = job.open(job.write(write_oracle, 12))
+    results = []
+    for again in (False, True):
+        fg, convs = mg.FullGraph(g), model_of("SAGE", g, torch.float32).layers
+        model = nn.ModuleList([Checkpointed(conv, again) for conv in convs])
+        results.append(steps(fg, model, optimizer_of(model, torch.float32), wave(fg.nodes(), torch.float32), "SAGE"))
+    on_all(job.trainers, equal(*results))
+
+
+def write_bare(directory: Path, nodes: int) -> str:
+    """A graph without edges."""
+    none = np.empty(0, np.int64)
+    return str(
+        partition_source(
+            GraphSource(Schema.homogeneous(), (nodes,), ((none, none),), {}), "bare", 2, directory
+        ).config_path
+    )
+
+
+@everywhere
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_a_graph_without_edges(job: SharedJob, nodes: int) -> None:
+    """And with trainers that have no node."""
+    path = job.write(write_bare, nodes)
+    body = lambda g: trained(g, "GCN", torch.float32)  # noqa: E731
+    alone = job.alone(lambda: body(dist.DistGraph("bare", part_config=path)))
+    on_all(job.trainers, equal(body(job.open(path)), alone))
+
+
+class Learned(nn.Module):
+    """Rows for a type without features; the others are passed on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(count, WIDTH)
+
+    def forward(self, block: Any, h: Any) -> dict[str, torch.Tensor]:
+        return h[1] | {"venue": self.rows(block.dstnodes["venue"].data[mg.NID])}
+
+
+@everywhere
+def test_a_type_without_features_learns_rows(job: SharedJob) -> None:
+    """Relations have reverses; one has no edge; types have no nodes at all, or in some parts none."""
+    path = graph_of(job, "hetero")
+
+    def body(g: dist.DistGraph, **options: Any) -> list[torch.Tensor]:
+        fg = mg.FullGraph(g, **options)
+        torch.manual_seed(5)
+        model = nn.ModuleList([Learned(g.num_nodes("venue")), hetero(WIDTH, WIDTH, g), hetero(WIDTH, WIDTH, g)])
+        x = {t: wave(fg.nodes(t), torch.float32) for t in g.ntypes if t not in ("venue", "nothing")}
+        result = steps(fg, model, optimizer_of(model, torch.float32), x, "hetero")
+        return [*result, model[0].rows.weight.grad]
+
+    alone = job.alone(lambda: body(dist.DistGraph("typed_oracle", part_config=path)))
+    here = body(job.open(path), recompute=True)
+    on_all(job.trainers, equal(here, alone) and bool(alone[-1].any(1).all()), f"{here[-1]}, alone {alone[-1]}")
 
 
 @pytest.mark.slow
@@ -442,7 +548,7 @@ def test_a_rank_that_leaves_the_others_ends_the_job(tmp_path: Path, oracle: Call
     body = f"""
 import mpigraph as mg
 fg = mg.FullGraph(g)
-loss = fg.mean(fg.apply(lambda b, h: h[1] * 2, fg.ndata("feat").requires_grad_()))
+loss = fg.mean(fg([lambda b, h: h[1] * 2], fg.ndata("feat").requires_grad_()))
 if rank == 1:
     {instead}
 loss.backward()

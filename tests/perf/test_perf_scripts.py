@@ -11,7 +11,7 @@ import labor
 import mag
 import numpy as np
 import pytest
-from jobs import Done, clean_environment, run_job, warm_python
+from jobs import Done, clean_environment, mpiexec, run_job, warm_python
 
 SELF = Path(__file__).resolve()
 HERE = SELF.parent
@@ -124,6 +124,15 @@ def test_a_share_of_the_remote_rows_is_a_size(toy: Path) -> None:
     bigger, smaller = labor.cache_size(args, 1.0), labor.cache_size(args, 0.5)
     slot = 100 * 4 + 8  # the features, and what a slot takes besides
     assert bigger - smaller == (remote - round(remote / 2)) * slot
+
+
+@pytest.mark.slow
+def test_full_graphs_send_each_row_of_the_halo_once() -> None:
+    command = [*mpiexec(2), *warm_python(), HERE / "full_graph.py", "--nodes", "400", "--rounds", "1", "--pieces", "4"]
+    done = run_job(command, clean_environment() | {"PYTHONPATH": str(HERE)})
+    assert done.status == 0, done.output
+    assert "forward sends 1.000 of them, backward 1.000\nweights: 1.00" in done.stdout, done.output
+    assert all(f"{name}: wall " in done.stdout for name in ("bare      ", "full graph", "recompute "))
 
 
 @pytest.mark.slow

@@ -184,6 +184,8 @@ def test_any_code_can_be_looked_at() -> None:
 
     found = {_collective_called(code.__code__, at) for at in range(0, len(code.__code__.co_code), 2)}
     assert found == {(), ("comm", "Barrier"), ("comm", "bcast")}
+    unhashable = code.__code__.replace(co_consts=(*code.__code__.co_consts, {}))  # such as torch.compile makes
+    assert _collective_called(unhashable, -1) == () and not _calls_wait(unhashable, -1)
     functions = [value for module in (argparse, dis, inspect) for value in vars(module).values()]
     looked_at = [_collective_called(f.__code__, -1) for f in functions if inspect.isfunction(f)]
     assert set(looked_at) == {()} and len(looked_at) > 50
