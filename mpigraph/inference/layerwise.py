@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ _Step: TypeAlias = Callable[[Block, tuple[_Rows, _Rows]], _Rows]
 _SECONDS_IN_LOG = 10.0
 _NO_ROWS = "NoneType"  # the kind of rows that a layer does not give
 
-NodeTensors = DistTensor | Mapping[str, DistTensor]
+NodeTensors = TypeVar("NodeTensors", DistTensor, Mapping[str, DistTensor])
 
 
 @collective("trainers")
@@ -55,7 +55,7 @@ def layerwise(
     edge_mask: FeatureName | None = None,
     dtype: torch.dtype | None = None,
     progress_bar: bool = False,
-) -> DistTensor | dict[str, DistTensor]:
+) -> NodeTensors:
     """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
     Layers run one at a time over all nodes, so that no node is computed twice in a layer. Each trainer computes nodes
@@ -117,7 +117,8 @@ def layerwise(
         >>> layers = [mpigraph.nn.SAGEConv(16, 4, "mean")]
         >>> scores = mpigraph.inference.layerwise(g, layers, g.ndata["feat"], batch_size=1000)
     """
-    return Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, progress_bar).run(x)
+    inference = Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, progress_bar)
+    return cast(NodeTensors, inference.run(x))
 
 
 class Inference:
@@ -164,7 +165,7 @@ class Inference:
         )
 
     @collective("trainers")
-    def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
+    def run(self, x: DistTensor | Mapping[str, DistTensor]) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`."""
         with self._world.together("inference"):
             inputs = self._checked(x)
@@ -186,7 +187,7 @@ class Inference:
                             tables[ntype] = halos[ntype].table(self._input(rows.pop(ntype)), what)
         return self._stored(rows)
 
-    def _checked(self, x: NodeTensors) -> dict[str, DistTensor]:
+    def _checked(self, x: DistTensor | Mapping[str, DistTensor]) -> dict[str, DistTensor]:
         g = self._g
         if self._typed and not isinstance(x, Mapping):
             raise InvalidArgumentError(f"x must be a dict by node type, since there are {g.ntypes}")
