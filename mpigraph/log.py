@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import FrameType
+from types import FrameType, TracebackType
 
 _NAME = "mpigraph"
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -74,13 +74,17 @@ def stack_level(frame: FrameType | None) -> int:
     return level
 
 
+def lines_of(error: BaseException) -> list[TracebackType]:
+    """Return the user's lines in an error's traceback, the outermost first."""
+    lines, trace = [], error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame.f_code.co_filename):
+            lines.append(trace)
+        trace = trace.tb_next
+    return lines
+
+
 def line_of(error: BaseException) -> str:
     """Return the last of the user's lines in an error's traceback, as "train.py:12"; "" without one."""
-    line = ""
-    trace = error.__traceback__
-    while trace is not None:
-        path = trace.tb_frame.f_code.co_filename
-        if _is_users(path):
-            line = f"{os.path.basename(path)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return line
+    lines = lines_of(error)
+    return f"{os.path.basename(lines[-1].tb_frame.f_code.co_filename)}:{lines[-1].tb_lineno}" if lines else ""

@@ -10,7 +10,7 @@ import traceback
 from types import TracebackType
 
 from mpigraph.errors import MPIGraphError
-from mpigraph.log import line_of
+from mpigraph.log import line_of, lines_of
 
 _REMEDIES: tuple[tuple[type[Exception], str, str], ...] = (  # class, pattern in the message, remedy
     (
@@ -31,7 +31,7 @@ _REMEDIES: tuple[tuple[type[Exception], str, str], ...] = (  # class, pattern in
     ),
     (
         RuntimeError,
-        r"same dtype, but got (double|float)|scalar type (double|float)|dtype (double|float) but expected",
+        r"same dtype, but got:? (double|float)|scalar type (double|float)|dtype (double|float) but expected",
         "float64 meets float32: convert features and labels by .float(), or store them so "
         "(python -m mpigraph partition --types COLUMN=float32)",
     ),
@@ -82,15 +82,22 @@ def remedy(error: BaseException | None) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Return an error's traceback, and its remedy in a last line if that is known."""
-    _forget_same(error)
+    """Return an error's traceback, and its remedy in a last line if that is known.
+
+    An error of this library, or one whose remedy is known, has the user's lines alone. An error of this library that it
+    was raised from is left out: its text is in this one's.
+    """
+    _shorten(error)
     return "".join(traceback.format_exception(error)) + _last_line(error)
 
 
-def _forget_same(error: BaseException) -> None:
-    """Drop the error of this library that another one was raised from: its text is in the message of that one."""
+def _shorten(error: BaseException) -> None:
     if isinstance(error.__cause__, MPIGraphError):
         error.__cause__ = None
+    trace = None
+    for line in reversed(lines_of(error) if isinstance(error, MPIGraphError) or remedy(error) else []):
+        trace = TracebackType(trace, line.tb_frame, line.tb_lasti, line.tb_lineno)
+    error.__traceback__ = trace or error.__traceback__
 
 
 def _last_line(error: BaseException) -> str:
@@ -107,8 +114,8 @@ def show_remedies() -> None:
             line = line_of(error)
             sys.stderr.write("[mpigraph] interrupted" + (f" at {line}\n" if line else "\n"))
             return
-        _forget_same(error)
-        before(kind, error, trace)
+        _shorten(error)
+        before(kind, error, error.__traceback__)
         sys.stderr.write(_last_line(error))
 
     sys.excepthook = show

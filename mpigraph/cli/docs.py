@@ -88,7 +88,8 @@ def _members(cls: type) -> Iterator[tuple[str, Any]]:
     for name, value in members.items():
         own = getattr(value, "__func__", value)  # of class methods
         described = callable(own) or isinstance(own, property)
-        if described and inspect.getdoc(own) and (name == "__init__" or not name.startswith("_")):
+        text = own.__doc__ if name == "__init__" else inspect.getdoc(own)  # which finds that of object
+        if described and text and (name == "__init__" or not name.startswith("_")):
             yield name, own
 
 

@@ -122,13 +122,17 @@ _REFUSED = frozenset("Subset load_data load_graphs load_tensors save_graphs save
 """Names that scripts import whether or not they use them: an error when they are called."""
 
 
+def instead(module: str, name: str) -> str:
+    """Return what to use in place of a name of DGL's that this library lacks; "" if nothing is known."""
+    text = next((text for names, text in _INSTEAD.items() if name in names.split()), None)
+    return text or _OF_MODULES.get(".".join(module.split(".")[:2]), "")
+
+
 def advice(module: str, name: str) -> str:
     """Return the error text for a name of DGL's that this library lacks."""
-    instead = next((text for names, text in _INSTEAD.items() if name in names.split()), None)
-    if instead is None:
-        instead = _OF_MODULES.get(".".join(module.split(".")[:2]))
+    text = instead(module, name)
     where = f"{module}.{name}" if module else name
-    return f"mpigraph has no {where}" + (f": {instead}" if instead else " (it stands in for dgl: mpigraph.compat.dgl)")
+    return f"mpigraph has no {where}" + (f": {text}" if text else " (it stands in for dgl: mpigraph.compat.dgl)")
 
 
 class _Module(ModuleType):

@@ -5,7 +5,7 @@ The layers of the user's model become steps; its parameters tell the dtype, and 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ _Step: TypeAlias = Callable[[Block, tuple[_Rows, _Rows]], _Rows]
 """One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
 _NO_ROWS = "NoneType"  # the kind of rows that a layer does not give
 
-NodeTensors = DistTensor | Mapping[str, DistTensor]
+NodeTensors = TypeVar("NodeTensors", DistTensor, Mapping[str, DistTensor])
 
 
 @collective("trainers")
@@ -45,7 +45,7 @@ def layerwise(
     *,
     batch_size: int,
     device: torch.device | str = "cpu",
-) -> DistTensor | dict[str, DistTensor]:
+) -> NodeTensors:
     """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
     Layers run one at a time over all nodes, so that no node is computed twice in a layer. Each trainer computes nodes
@@ -101,7 +101,7 @@ def layerwise(
         >>> layers = [mpigraph.nn.SAGEConv(16, 4, "mean")]
         >>> scores = mpigraph.inference.layerwise(g, layers, g.ndata["feat"], batch_size=1000)
     """
-    return Inference(g, model_or_layers, batch_size, device).run(x)
+    return cast(NodeTensors, Inference(g, model_or_layers, batch_size, device).run(x))
 
 
 class Inference:
@@ -129,7 +129,7 @@ class Inference:
         self._nodes = Neighbourhoods(g, ranges)
 
     @collective("trainers")
-    def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
+    def run(self, x: DistTensor | Mapping[str, DistTensor]) -> DistTensor | dict[str, DistTensor]:
         """Evaluate; see :func:`layerwise`."""
 
         def check() -> tuple[dict[str, DistTensor], Any]:
@@ -155,7 +155,7 @@ class Inference:
                             tables[ntype] = halos[ntype].table(self._input(rows.pop(ntype)), what)
         return self._stored(rows)
 
-    def _checked(self, x: NodeTensors) -> dict[str, DistTensor]:
+    def _checked(self, x: DistTensor | Mapping[str, DistTensor]) -> dict[str, DistTensor]:
         g = self._g
         if self._typed and not isinstance(x, Mapping):
             raise InvalidArgumentError(f"x must be a dict by node type, since there are {g.ntypes}")

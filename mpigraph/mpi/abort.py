@@ -7,6 +7,7 @@ import array
 import atexit
 import faulthandler
 import fcntl
+import gc
 import os
 import signal
 import stat
@@ -135,11 +136,35 @@ def _exit(status: Any = None) -> NoReturn:
         del error  # or it would hold itself, by the traceback
 
 
+def _watch_end() -> None:
+    """Have Python's flush of standard error at the end of a script find the ``SystemExit`` that was raised there.
+
+    Where Python has run a file, it flushes before it handles what was raised. Nothing but that error is then without a
+    traceback (before Python 3.12), or was raised where the script stands.
+    """
+    stream: Any = sys.stderr
+    flush: Any = getattr(stream, "flush", None)
+
+    def flush_and_look() -> None:
+        flush()
+        if sys._getframe().f_back is not None:
+            return
+        del stream.flush
+        for error in gc.get_objects():
+            if issubclass(type(error), SystemExit):  # isinstance would ask objects what they say they are
+                trace = error.__traceback__
+                if trace is None or (trace.tb_frame.f_back is None and trace.tb_lasti == trace.tb_frame.f_lasti):
+                    _uncaught.append(error.code)
+
+    if "flush" not in getattr(stream, "__dict__", ("flush",)):  # not yet watched, and no stream of the user's
+        stream.flush = flush_and_look
+
+
 def exit_status() -> int:
     """Return the status with which this process is ending, for functions that are called at exit.
 
-    It is 1 for an uncaught error that went to a hook of the user's instead of ours. The status of
-    ``raise SystemExit(3)`` cannot be seen: a process that ends so counts as one that leaves early.
+    It is 1 for an uncaught error that went to a hook of the user's instead of ours. That of ``raise SystemExit(3)`` is
+    seen only where Python runs a file, see :func:`_watch_end`; else such a process counts as one that leaves early.
     """
     code = _uncaught[-1] if _uncaught else None
     if code is None:
@@ -200,6 +225,7 @@ def guard(identity: str, order: int) -> None:
 
     if not _before:
         _before.append((sys.excepthook, threading.excepthook, sys.exit))
+        _watch_end()
     _guarded[:] = [os.getpid()]
     sys.excepthook = stop
     threading.excepthook = stop_thread

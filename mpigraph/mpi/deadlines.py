@@ -16,6 +16,10 @@ from typing import NamedTuple
 from mpigraph.errors import CollectiveError
 from mpigraph.trace import span
 
+ON_ALL = (
+    "A call that waits for the other trainers belongs on all of them, in the same order: not under if g.rank() == 0"
+)
+
 
 class Wait(NamedTuple):
     """A wait of a thread of this process.

@@ -31,7 +31,7 @@ from mpigraph.mpi.abort import abort
 from mpigraph.mpi.agree import gathering
 from mpigraph.mpi.board import Board, Rounds
 from mpigraph.mpi.coroutine import Task, advance
-from mpigraph.mpi.deadlines import WAITS, Wait, Waits
+from mpigraph.mpi.deadlines import ON_ALL, WAITS, Wait, Waits
 from mpigraph.mpi.idle import Idle, look_at_frame
 from mpigraph.mpi.stopping import Decider, Stopping
 from mpigraph.mpi.wait import IDLE
@@ -190,7 +190,7 @@ class Watchdog:
         self._judge_still(maxima)
         shortest, longest = -maxima[0] / 1000, maxima[1] / 1000
         if shortest > self._timeout and not maxima[2]:
-            self._end("every trainer waits: the job is stuck", self._rounds)
+            self._end("every trainer waits: the job is stuck", self._rounds, ON_ALL)
         if longest < _FIRST_WARNING * self._timeout:
             self._warned = _FIRST_WARNING * self._timeout
         elif longest > self._warned:
@@ -207,7 +207,7 @@ class Watchdog:
         if min(maxima[1], maxima[3]) > 1000 * self._timeout:
             self._end("a process is stopped or lost: the job is stuck", self._rounds)
 
-    def _end(self, why: str, rounds: Rounds | None = None) -> None:
+    def _end(self, why: str, rounds: Rounds | None = None, remedy: str = "") -> None:
         """End the job; ``rounds``: all their leaders do so now, and the first one says what all ranks do."""
         self.board.look(self.waits.now)
         lines = self.board.lines(self.waits.now)
@@ -218,10 +218,11 @@ class Watchdog:
                 lines = [line for node in gather.result() for line in node.decode().split("\n")]
         text = "\n  ".join([line for line in lines if line][:_LINES])
         text = f"[mpigraph] {why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}\n"
+        text += f"[mpigraph] {remedy}\n" if remedy else ""
         if place:
             leave()  # so the launcher kills no rank that the witness would name
             time.sleep(_SPEAKING_TIME)
-        abort(_STUCK, text, stacks=True)
+        abort(_STUCK, text, stacks=not remedy)
 
     def _write(self) -> None:
         """Publish this rank's present state."""

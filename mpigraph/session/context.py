@@ -554,6 +554,8 @@ def _exit_at_exit() -> None:
             _outlive_sigterm()
         left.set()
     except BaseException as error:
+        if isinstance(error, MPIGraphError):
+            error.__traceback__ = None  # the script is over: there is no line of it
         sys.excepthook(type(error), error, error.__traceback__)
         abort(1)  # alone: else the hook has done it
 

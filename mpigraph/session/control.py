@@ -11,6 +11,7 @@ threads which draw by them, has not.
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,8 +21,10 @@ from mpi4py import MPI
 
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
+from mpigraph.log import line_calling
 from mpigraph.mpi.agree import everywhere, gathering, joint_error, to_wire
 from mpigraph.mpi.coroutine import Task, advance, run
+from mpigraph.mpi.deadlines import ON_ALL
 from mpigraph.mpi.wait import IDLE, TRAVELLING, UNINTERRUPTED, Backoff, no_way_back, until
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.reporting import Reporting
@@ -55,6 +58,7 @@ class _Message(NamedTuple):
         name: of the operation.
         args: of the operation.
         have, status: see :meth:`Control.call`.
+        line: of the script, as "train.py:12"; "" at its end.
         error: why this trainer cannot take part, as :func:`.to_wire` writes it; "" if it can.
         dropped: numbers that this trainer no longer uses.
         written: numbers of tensors that this trainer has written.
@@ -64,6 +68,7 @@ class _Message(NamedTuple):
     args: Arguments
     have: int | None
     status: int
+    line: str
     error: str
     dropped: list[int]
     written: list[int]
@@ -171,7 +176,8 @@ class Control:
             written = self._take_written()
             dropped = [number for number in sorted(self._dropped) if number not in tensors or tensors[number].give_up()]
             why = to_wire(error).decode() if error is not None else ""
-            message = _Message(name, args, have, status, why, dropped, list(written))
+            line = line_calling(sys._getframe())
+            message = _Message(name, args, have, status, line, why, dropped, list(written))
             with world.meeting(f"{name} (waiting for the other trainers)"):
                 replies = run(gathering(world.comm, json.dumps(message).encode()))
             world.watchdog.stopping.meet()
@@ -217,9 +223,8 @@ class Control:
         messages = {data: _Message(*json.loads(data)) for data in dict.fromkeys(sent)}  # most send the same
         self._store.advance(set().union(*(message.written for message in messages.values())), written)
         of_trainers = [messages[data] for data in sent]
-        names = [message.name for message in of_trainers]
-        if len(set(names)) > 1:
-            raise everywhere(_astray(names, [message.status for message in of_trainers]))
+        if len({message.name for message in of_trainers}) > 1:
+            raise everywhere(_astray(of_trainers))
         if any(message.error for message in of_trainers):
             raise joint_error(doing, [message.error.encode() for message in of_trainers], "trainer") from error
         return {sent.index(data): message for data, message in messages.items()}
@@ -257,14 +262,16 @@ def _common_arguments(messages: Mapping[int, _Message]) -> Arguments:
     return messages[0].args
 
 
-def _astray(calls: Sequence[str], statuses: Sequence[int]) -> CollectiveError:
-    """Return the error for trainers in different calls, each with the status with which it leaves the job."""
+def _astray(messages: Sequence[_Message]) -> CollectiveError:
+    """Return the error for trainers in different calls, of which some may leave the job with a status."""
     groups: dict[str, list[int]] = {}
-    for trainer, call in enumerate(calls):
-        groups.setdefault(call, []).append(trainer)
-    parts = [f"trainer(s) {', '.join(map(str, who))} in {call}" for call, who in groups.items()]
-    error = CollectiveError("trainers are in different collective calls: " + "; ".join(parts))
-    error.status = max(statuses) or error.status
+    for trainer, message in enumerate(messages):
+        leaves = message.name == Operation.SHUTDOWN.value
+        doing = f"leave with status {message.status}" if leaves else f"in {message.name}"
+        groups.setdefault(doing + (f" at {message.line}" if message.line else ""), []).append(trainer)
+    parts = [f"trainer(s) {', '.join(map(str, who))} {doing}" for doing, who in groups.items()]
+    error = CollectiveError(f"trainers are in different collective calls: {'; '.join(parts)}. {ON_ALL}")
+    error.status = max(message.status for message in messages) or error.status
     return error
 
 

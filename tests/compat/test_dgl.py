@@ -2,17 +2,17 @@
 
 import argparse
 import os
-import re
 import sys
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 from types import ModuleType
 
+import dgl_names
 import numpy as np
 import pytest
 import torch
-from jobs import ROOT, clean_environment, run_job
+from jobs import clean_environment, run_job
 from layouts import SharedJob
 from oracle import NUM_NODES
 
@@ -256,19 +256,9 @@ def test_what_differs_is_as_the_table_of_the_readme_says(
     g.barrier()
 
 
-def missing_names() -> list[tuple[str, str]]:
-    """Module and name of each entry that examples/dgl_names.md lists as unsupported."""
-    text = (ROOT / "examples" / "dgl_names.md").read_text()
-    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `dgl")]
-    return [(module.strip(" `"), name) for module, names in rows for name in re.findall("`([A-Za-z_0-9]+)`", names)]
-
-
-def test_what_the_readme_lists_is_not_there(dgl: ModuleType) -> None:
-    listed = missing_names()
-    assert len(listed) > 100
-    homes = {module: dgl.DGLGraph if "DGLGraph" in module else import_module(module) for module, _ in listed}
-    there = [(module, name) for module, name in listed if hasattr(homes[module], name)]
-    assert not there, "these are there: take them out of examples/dgl_names.md"
+def test_the_list_of_names_that_are_not_there_is_fresh(dgl: ModuleType) -> None:
+    assert len(dgl_names.listed()) > 100
+    assert dgl_names.LIST.read_text("utf-8") == dgl_names.generated(), "run python tests/support/dgl_names.py"
 
 
 def test_a_dataset_can_be_imported_and_not_made(dgl: ModuleType) -> None:

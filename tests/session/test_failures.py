@@ -188,7 +188,7 @@ SCRIPTS = {
         f"""
 gc.enable(); gc.collect()  # it frees what is left of the start that failed
 try: dist.exit_client() if rank == 0 else g.barrier()
-except Exception as error: assert "trainer(s) 0 in shutdown; trainer(s) 1 in barrier" in str(error)
+except Exception as error: assert "trainer(s) 0 leave with status 0" in str(error)
 assert dist.is_initialized()
 g.barrier()
 if rank == 1: raise RuntimeError("{CULPRIT}")
@@ -315,7 +315,10 @@ context.serve = serve
     ),
     "exits": Script("sys.exit(3)", status=(3,), suite=True),
     "leaves early": Script(
-        "if rank == 0: sys.exit(0)\ng.barrier()", ("trainer(s) 0 in shutdown; trainer(s) 1 in barrier",), suite=True
+        "if rank == 0: raise SystemExit(3)\ng.barrier()",
+        ("trainer(s) 0 leave with status 3; trainer(s) 1 in barrier at script.py:", "belongs on all of them"),
+        (3,),
+        suite=True,
     ),
     "too many servers": Script(
         "", ("num_servers=3 leaves no trainer on node 0, which has 3 rank(s)",), more={"servers": 3}, suite=True
