@@ -23,7 +23,7 @@ from mpigraph.dataloading import (
     NeighborSampler,
     as_edge_prediction_sampler,
 )
-from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
+from mpigraph.dataloading.negative_sampler import GlobalUniform
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph
@@ -200,30 +200,6 @@ def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> Non
     on_all(job.trainers, steps == [taken, taken + 1, taken + 1, taken + 1 + left] and left > 0, f"{steps} {taken}")
     for one in (loader, resumed, smaller):
         one.close()
-
-
-@pytest.mark.parametrize("output", ["dgl", "pyg"])
-def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: str) -> None:
-    """The seed edges are left out in each hop, so that a destination has min(k, d) of the others."""
-    g = job.open(oracle(3))
-    sampler = as_edge_prediction_sampler(LaborSampler([-1, 3]), exclude="self", negative_sampler=Uniform(1))
-    if output == "pyg":
-        pytest.importorskip("torch_geometric")
-    eids = torch.arange(g.rank(), g.num_edges(), 7)
-    degrees = g.in_degrees(torch.arange(NUM_NODES))
-    dst = g.find_edges(torch.arange(g.num_edges()))[1]
-    loader = dist.DistEdgeDataLoader(g, eids, sampler, batch_size=20, output=output, seed=1)
-    for sample in loader:
-        if output == "pyg":
-            assert sample.num_edges and not torch.isin(sample.e_id, eids[sample.input_id]).any()
-            continue
-        _, positive, _, blocks = sample
-        seeds = positive.edata[EID]
-        left = degrees - torch.bincount(dst[seeds], minlength=NUM_NODES)
-        for block, fanout in zip(blocks, (100, 3), strict=True):
-            assert not torch.isin(block.edata[EID], seeds).any()
-            assert torch.equal(block.in_degrees(), left[block.dstdata[NID]].clamp(max=fanout))
-    loader.close()
 
 
 @pytest.mark.parametrize("number", [np.int64, torch.tensor])

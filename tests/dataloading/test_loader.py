@@ -15,11 +15,10 @@ from oracle import NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.dataloading.seeds import agreed_steps, batch_bounds
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs.block import to_block
-from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.fields import EID
 from mpigraph.kernels.sample import copy_neighbours
 from mpigraph.log import get_logger
 from mpigraph.session.context import current
@@ -77,41 +76,6 @@ def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> No
     assert len(keeping) == len(dropping) == 1  # DDP can go in step
 
 
-def test_blocks_are_chained_and_true(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(g.ndata["third"])
-    for sampler in (NeighborSampler([4, 3, 2]), MultiLayerFullNeighborSampler(2)):
-        for inputs, outputs, blocks in dist.DistNodeDataLoader(g, mine, sampler, batch_size=4):
-            assert torch.equal(blocks[0].srcdata[NID], inputs)
-            assert torch.equal(blocks[-1].dstdata[NID], outputs)
-            for inner, outer in zip(blocks[1:], blocks, strict=False):
-                assert torch.equal(inner.srcdata[NID], outer.dstdata[NID])
-            for block in blocks:
-                ids = block.srcdata[NID]
-                assert len(torch.unique(ids)) == len(ids)
-                assert torch.equal(ids[: block.number_of_dst_nodes()], block.dstdata[NID])
-                src, dst = block.edges()
-                found = g.find_edges(block.edata[EID])
-                assert torch.equal(found[0], ids[src]) and torch.equal(found[1], ids[dst])
-            assert (g.ndata["feat"][inputs][:, 0] == g.ndata["orig"][inputs]).all()
-
-
-@everywhere
-def test_prefetching_changes_nothing(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(np.ones(NUM_NODES))
-    epochs = []
-    for depth in (0, 1, 4):
-        loader = dist.DistNodeDataLoader(
-            g, mine, NeighborSampler([3, 3]), batch_size=7, shuffle=True, num_prefetch=depth, seed=5
-        )
-        epochs.append([digest(batch) for _ in range(2) for batch in loader])
-    assert epochs[0] == epochs[1] == epochs[2]
-    assert len(set(epochs[0])) == len(epochs[0])
-    loader.set_epoch(1)
-    assert [digest(batch) for batch in loader] == epochs[0][len(loader) :]
-
-
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
     job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
@@ -141,30 +105,6 @@ def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
         g.barrier()
         counts.append(len(current().store.caches))
     assert counts[-1] <= 4
-
-
-def test_a_user_collate_function_may_sample_and_read(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-
-    def collate(seeds: list[int]):
-        assert all(isinstance(seed, int) for seed in seeds)
-        frontier = dist.sample_neighbors(g, seeds, 3)
-        block = to_block(frontier, torch.tensor(seeds))
-        return seeds, block, g.ndata["orig"][block.srcdata[NID]]
-
-    loader = dist.DistDataLoader(range(0, NUM_NODES, 2), 8, collate_fn=collate, shuffle=True)
-    epochs = []
-    for _ in range(2):
-        seen, draws = [], []
-        for seeds, block, orig in loader:
-            seen += seeds
-            draws.append((tuple(seeds), tuple(orig.tolist())))
-            assert torch.equal(g.ndata["orig"][block.dstdata[NID]], orig[: len(seeds)])
-        assert sorted(seen) == list(range(0, NUM_NODES, 2))
-        epochs.append(draws)
-    assert epochs[0] != epochs[1]
-    plain = dist.DistDataLoader(torch.arange(5), 2)
-    assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
 
 
 def drawn(sample: tuple) -> tuple:
@@ -345,12 +285,6 @@ def test_steps_and_bounds_of_the_docstring() -> None:
     fewest = agreed_steps(9, 4, True, lambda value, largest: min(value, 2))
     assert fewest == 2 and np.diff(batch_bounds(9, 4, True, fewest)).tolist() == [4, 4]
     assert agreed_steps(0, 4, True, lambda value, largest: value) == 0
-
-
-def test_shuffles_are_reproducible_permutations() -> None:
-    a, b, c = (shuffled(50, 3, epoch, 0) for epoch in (0, 0, 1))
-    assert (a == b).all() and (a != c).any()
-    assert sorted(a.tolist()) == list(range(50))
 
 
 def test_two_graphs_are_sampled_in_different_orders_and_numbers(job: SharedJob, oracle) -> None:

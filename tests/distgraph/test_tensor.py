@@ -87,16 +87,6 @@ def test_writes_broadcast_and_last_of_equal_rows_wins(g: dist.DistGraph) -> None
     assert torch.equal(t[:], want)
 
 
-def test_two_writers_of_a_row_leave_one_of_the_two(g: dist.DistGraph) -> None:
-    t = dist.DistTensor((NUM_NODES, 200), torch.float32)
-    for _ in range(5):
-        t[:] = g.rank() + 1
-    g.barrier()
-    rows = t[:]
-    assert (rows == rows[:, :1]).all()
-    assert rows.min() >= 1 and rows.max() <= current().num_trainers
-
-
 def test_rows_go_to_another_device(g: dist.DistGraph) -> None:
     """``meta`` is a device that every torch has."""
     rows = g.ndata["feat"].gather([3, 1], device="meta")

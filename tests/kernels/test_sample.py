@@ -10,7 +10,7 @@ import pytest
 from kernel_rows import I64, WEIGHTS, Csc, candidates, reference_count
 
 from mpigraph.kernels.rng import combine, mix64, uniform01
-from mpigraph.kernels.sample import Destinations, choose, count, count as count_edges, list_allowed
+from mpigraph.kernels.sample import Destinations, choose, count as count_edges, list_allowed
 from mpigraph.kernels.weighted import alias_tables
 
 
@@ -54,27 +54,6 @@ def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str, prep
                 assert np.array_equal(eid - 30, alive)
             elif not replace:
                 assert len(np.unique(eid)) == len(eid)
-
-
-def test_zero_weights_at_the_ends_are_never_drawn() -> None:
-    g = Csc([4])
-    weights = np.array([0.0, 1e-300, 1.0, 0.0])
-    for key in range(200):
-        for replace in (False, True):
-            _, eid = g.sample([0], 1, replace, np.uint64(key), weights)
-            assert eid[0][0] in (1, 2)
-
-
-@pytest.mark.parametrize("kind", WEIGHTS)
-@pytest.mark.parametrize("replace", [False, True])
-def test_prepared_tables_give_the_same_draws(replace: bool, kind: str) -> None:
-    g = Csc([0, 1, 2, 5, 8, 80, 1000], "int32")
-    rng = np.random.default_rng(5)
-    weights = (rng.integers(0, 2, len(g.indices)) * rng.random(len(g.indices)) ** 8).astype(kind)
-    for fanout in (1, 3, 40):
-        for key in (np.uint64(1), np.uint64(2)):
-            bare, ready = (g.sample(np.arange(7), fanout, replace, key, weights, prepared=p)[1] for p in (False, True))
-            assert all(np.array_equal(a, b) for a, b in zip(bare, ready, strict=True))
 
 
 def test_a_heavy_edge_does_not_hide_the_others() -> None:
@@ -180,16 +159,6 @@ def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
     assert room[0] == room[-1] == -7
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
-    g = Csc([6, 7, 8, 9, 10])
-    key, rows = np.uint64(5), np.array([4, 0, 3, 1, 2])
-    weights = np.random.default_rng(1).random(len(g.indices)) if weighted else None
-    want = g.sample(rows, 3, False, key, weights)[1]
-    got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
-    assert np.array_equal(np.concatenate(got), np.concatenate(want))
-
-
 @pytest.mark.parametrize("kind", [None, *WEIGHTS])
 def test_borrowed_arrays_are_neither_freed_early_nor_kept(kind: str | None) -> None:
     """Only the call holds the weights and what is derived from them, while a thread takes all memory that is freed."""
@@ -258,26 +227,3 @@ def test_a_draw_without_edges_is_a_draw_of_rows_that_lack_them(replace: bool, ki
         shares = [np.array([0, 2, 5]), np.array([1, 3, 4, 6, 7, 8, 9, 10, 11])]
         parts = g.sample(rows, fanout, replace, key, weights, shares=shares, excluded=excluded)[1]
         assert all(np.array_equal(a, b) for a, b in zip(parts, eid, strict=True))
-
-
-@pytest.mark.parametrize("kind", ["float64", "bool"])
-@pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("fanout", [-1, 3])
-def test_weights_that_change_between_the_passes_never_lead_to_an_excluded_edge(
-    alive_now: int, replace: bool, fanout: int, kind: str
-) -> None:
-    g = Csc([2, 6, 2])
-    weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)
-    excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, and 3 and 4 are alive
-    ids = np.array([1])
-    dst, where = Destinations(ids, ids, fanout, replace, np.array([3], np.uint64)), np.array([0])
-    rows, counts, edges = candidates(1), np.zeros(1, np.int64), g.edges(weights, excluded=excluded)
-    count(dst, edges, where, rows, counts)
-    assert counts[0] == (3 if replace and fanout > 0 else 2)
-    weights[2:8] = np.arange(6) < alive_now
-    room = np.full(counts[0] + 2, -7)  # one more at each end
-    picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose(dst, edges, where, rows, offsets, picks)
-    assert np.isin(picks, [3, 4, 6, 7]).all()
-    assert room[0] == room[-1] == -7

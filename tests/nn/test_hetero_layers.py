@@ -14,7 +14,7 @@ import mpigraph.nn.pytorch as dglnn
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
 from mpigraph.graphs.block import to_block
 from mpigraph.nn.functional import softmax_rows
-from mpigraph.nn.typed import TypedEdges, grouped_product
+from mpigraph.nn.typed import grouped_product
 
 NODES = {"author": 6, "paper": 9, "topic": 3, "unknown": 2}  # of topics one has no in-edge, "unknown" has no edges
 RELATIONS = {
@@ -405,17 +405,6 @@ def test_the_graph_of_one_relation_has_two_sides():
     result = hgt(part, both)
     assert list(result) == ["item"] and result["item"].shape == (2, 4)
     assert torch.equal(result["item"], hgt(part, pair)["item"])
-
-
-def test_joined_relations_are_kept_on_the_graph():
-    g = mg.heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
-    edges = TypedEdges.of_relations(g, 1)
-    assert TypedEdges.of_relations(g, 1) is edges is TypedEdges.of_relations(g.local_var(), 1)
-    assert TypedEdges.of_relations(g, 3).cell_counts.tolist() == [2, 0, 0]
-    part = TypedEdges.of_relations(g["buys"], 1)  # the same relation, between fewer nodes
-    assert (edges.cells.num_src, part.cells.num_src) == (6, 4) and (edges.num_dst, part.num_dst) == (6, 2)
-    block = to_block(g, {"item": [0, 1]})  # used but once
-    assert TypedEdges.of_relations(block, 1) is not TypedEdges.of_relations(block, 1)
 
 
 @pytest.mark.parametrize(

@@ -18,22 +18,6 @@ def rows(service: RowService, count: int) -> RowWindow:
     return RowWindow(service, offsets, (4,), "f4")
 
 
-@BOTH
-@pytest.mark.parametrize("way", WAYS)
-def test_arrays_of_no_rows_keep_their_segment_and_leave_no_holes(layout: Job, way: str) -> None:
-    with rows_of(layout, transport=way) as service:
-        empty, other = rows(service, 0), rows(service, 5)
-        other.close()
-        assert len(service.segments) == 1
-        empty.sync()
-        other = rows(service, 5)
-        first = rows(service, 100)
-        empty.close()
-        other.close()
-        first.close()
-        assert len(service.segments) == 0
-
-
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("way", WAYS)

@@ -228,16 +228,6 @@ def test_one_hop(job: SharedJob, multi: str, prob: str | None, replace: bool) ->
         check_hop(g, number, prob, fanout, replace)
 
 
-def test_some_look_edges_up_while_others_sample(job: SharedJob, multi: str) -> None:
-    g = job.open(multi)
-    rng = np.random.default_rng(g.rank())
-    for turn in range(8):
-        if (turn + g.rank()) % 2:
-            check_look_up(g, rng, 100)
-        else:
-            check_hop(g, turn % NUM_BATCHES, None, 4, False)
-
-
 def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str) -> None:
     """Trainers with different numbers of batches, and of rounds in a batch; the main thread reads meanwhile."""
     g = job.open(multi)
