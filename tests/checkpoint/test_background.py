@@ -25,16 +25,6 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
     return result
 
 
-def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[float] = []
-    monkeypatch.setattr(pace.urgent, "wait", rests.append)
-    pace.begun -= 100  # in which it had next to no work
-    pace.pause()
-    pace.worked -= 5
-    pace.pause()
-    assert rests[0] == 0 and rests[1] == pytest.approx(5 / api.SHARE, rel=0.1)
-
-
 def test_who_waits_makes_it_hurry(pace: Pace) -> None:
     pace.worked -= 1000  # it has worked for so long
     thread = threading.Timer(0.05, pace.urgent.set)

@@ -188,16 +188,8 @@ def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> Non
     on_all(job.trainers, rest == whole[-len(rest) :] and len(rest) == len(loader) - 2, str(len(rest)))
     smaller = dist.DistNodeDataLoader(g, nodes, sampler, **options | {"batch_size": 4})  # the rest in other minibatches
     smaller.load_state_dict(state)
-    steps = [step_of(smaller)]
-    batches = iter(smaller)
-    next(batches)
-    steps.append(step_of(smaller))
-    resumed.load_state_dict(smaller.state_dict())  # once more in others
-    smaller.load_state_dict(smaller.state_dict())
-    left = sum(1 for _ in smaller)
-    steps += [step_of(resumed), step_of(smaller)]
-    taken = len(loader) + 2
-    on_all(job.trainers, steps == [taken, taken + 1, taken + 1, taken + 1 + left] and left > 0, f"{steps} {taken}")
+    before, left = step_of(smaller), sum(1 for _ in smaller)
+    on_all(job.trainers, before == len(loader) + 2 and step_of(smaller) == before + left > before)
     for one in (loader, resumed, smaller):
         one.close()
 

@@ -9,7 +9,6 @@ import torch
 from layer_checks import agree, normal, randomised
 
 import mpigraph as mg
-import mpigraph.function as fn
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
 from mpigraph.graphs.block import to_block
@@ -435,26 +434,6 @@ def test_types_that_are_none(types, message):
 
 
 # Typed graphs
-
-
-def test_the_graph_of_one_relation():
-    g = whole()
-    g.nodes["paper"].data["x"] = torch.arange(9)
-    g.edges["on"].data["w"] = torch.arange(12)
-    on, cites = g["on"], g["paper", "cites", "paper"]
-    assert on.canonical_etypes == [("paper", "on", "topic")] and not on.is_block
-    assert (on.srctypes, on.dsttypes, on.num_nodes()) == (["paper"], ["topic"], 12)
-    assert list(on.srcdata) == ["x"] and list(on.dstdata) == [] and list(on.edata) == ["w"]
-    on.update_all(fn.copy_u("x", "m"), fn.sum("m", "total"))
-    dense = torch.zeros(3, dtype=torch.int64).index_add(0, on.edges()[1], on.edges()[0])
-    assert torch.equal(g.nodes["topic"].data["total"], dense)  # the features are those of the graph
-    with on.local_scope():
-        on.dstdata["gone"] = dense
-    assert "gone" not in on.dstdata and "gone" not in g.nodes["topic"].data
-    cites.ndata["y"] = torch.zeros(9)
-    assert "y" in g.nodes["paper"].data and cites.ntypes == ["paper"] and cites.is_homogeneous
-    with pytest.raises(EdgeTypeError, match="does not exist"):
-        g["likes"]
 
 
 def test_to_homogeneous():
