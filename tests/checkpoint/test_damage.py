@@ -55,7 +55,6 @@ REPLACEMENTS: dict[str, Callable[[Draw, Path, Path], object]] = {  # of a file: 
 
 
 def damage(draw: Draw, path: Path, other: Path) -> str:
-    """Damage a file; return the kind of damage."""
     kind = draw.choice([*CHANGES, *REPLACEMENTS])
     data = path.read_bytes()
     path.unlink()

@@ -80,7 +80,6 @@ def one(batch: Any) -> Batch:
 
 
 def some(batches: Iterator[Any], count: int) -> list[Batch]:
-    """The next batches."""
     return [one(batch) for _, batch in zip(range(count), batches, strict=False)]
 
 

@@ -73,8 +73,6 @@ def test_embeddings_are_loaded_in_every_layout(job: SharedJob, oracle, shared_pa
 
 
 class Custom:
-    """An object of the user's."""
-
     def __init__(self, value: Any) -> None:
         self.value = value
 
@@ -114,7 +112,6 @@ def model_and_more(seed: int) -> dict[str, Any]:
 
 
 def flat(value: Any) -> Any:
-    """A value with tensors as lists, to compare."""
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), list(value.shape), value.detach().float().tolist()]
     if isinstance(value, np.ndarray):

@@ -270,8 +270,6 @@ def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed
 def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
 
     class Twice:
-        """A sampler of edges of the user's own."""
-
         def sample(self, g, seed_edges):
             return as_edge_prediction_sampler(OneHop()).sample(g, torch.cat([seed_edges, seed_edges]))
 

@@ -30,7 +30,6 @@ WITHOUT = SCHEMA.relations[4]
 
 
 def rows_of(relation: int, ids: Any, name: str) -> Any:
-    """The rows of edges by their original ids."""
     one = 1000 * relation + np.asarray(ids)
     return {"w": one.astype(np.float32), "mask": one % 2, "x": one[:, None] + np.float32([0, 0.5, 0.25])}[name]
 

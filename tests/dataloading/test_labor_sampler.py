@@ -38,7 +38,6 @@ def dense_graph(num_nodes: int = 1500, num_edges: int = 40_000, seed: int = 0) -
 
 
 def drawn(block: Block) -> dict[int, tuple[int, ...]]:
-    """The drawn sources of each destination of a block, ascending."""
     src, dst = block.edges()
     sources, nodes = block.srcdata[NID][src].tolist(), block.dstdata[NID].tolist()
     taken: dict[int, list[int]] = {node: [] for node in nodes}
@@ -118,7 +117,6 @@ def check_hops(g: dist.DistGraph) -> None:
 
 
 def epochs_of(loader: object, number: int = 2) -> list[dict[int, tuple[int, ...]]]:
-    """What the innermost hop of each minibatch draws, for some epochs."""
     return [drawn(blocks[0]) for _ in range(number) for _, _, blocks in loader]
 
 
@@ -165,7 +163,6 @@ def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
 
 
 def step_of(loader: Any) -> int:
-    """The number of the next step, as a state has it."""
     return int(loader.state_dict()["progress"].rows[0, -1])
 
 

@@ -25,7 +25,6 @@ from mpigraph.session.context import current
 
 
 def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
-    """Disjoint seeds of chosen sizes for each rank."""
     begin = sum(sizes[:rank])
     return np.arange(begin, begin + sizes[rank])
 
@@ -221,7 +220,6 @@ def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, oracle) -> N
     seeds = g.in_degrees(torch.arange(NUM_NODES)).argmax().repeat(12)
 
     def draws(shuffle: bool, state: dict | None = None, most: int = 12) -> tuple[list, dict]:
-        """The draws of a loader that goes on from a state, up to some number, and its state then."""
         options = {"batch_size": 1, "shuffle": shuffle, "seed": 2}  # another order: a pass over the rest
         loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([5]), **options)
         if state is not None:

@@ -53,7 +53,6 @@ def is_even(counts: np.ndarray) -> bool:
 
 
 def small() -> InMemory:
-    """An edge from each node v to v + 1."""
     nodes = torch.arange(NUM_NODES)
     return InMemory(graph((nodes, (nodes + 1) % NUM_NODES)))
 

@@ -111,17 +111,14 @@ def open_graph(path: str) -> dist.DistGraph:
 
 
 def seeds_of(kind: str, ids: Any) -> Any:
-    """Seeds as the loader takes them: of papers where there are types."""
     return torch.as_tensor(ids) if kind == "plain" else {"paper": torch.as_tensor(ids)}
 
 
 def store_of(batch: Data | HeteroData) -> Any:
-    """Where the attributes of the seeds' type are."""
     return batch["paper"] if isinstance(batch, HeteroData) else batch
 
 
 def whole(kind: str, with_weights: bool = True) -> Data | HeteroData:
-    """The whole graph as PyG has it."""
     source = source_of(kind)
     data = Data() if kind == "plain" else HeteroData()
     for ntype, count in zip(source.schema.ntypes, source.num_nodes, strict=True):
@@ -183,7 +180,6 @@ class AllNeighbors(BaseSampler):
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two minibatches have the same attributes with the same values."""
     if isinstance(ours, HeteroData):
         same_types = ours.node_types == theirs.node_types and ours.edge_types == theirs.edge_types
         return same_types and all(same(ours[key], theirs[key]) for key in (*ours.node_types, *ours.edge_types))
@@ -224,7 +220,6 @@ def test_minibatches_are_those_of_neighbor_loader(job: SharedJob, write, kind: s
 
 
 def edges_of(kind: str, eids: Any) -> Any:
-    """Seed edges as the loader takes them."""
     return torch.as_tensor(eids) if kind == "plain" else {WRITES: torch.as_tensor(eids)}
 
 
@@ -327,7 +322,6 @@ def batch_seeds(kind: str, number: int) -> Any:
 
 
 def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
     g, found = open_graph(path), {}
     none = torch.empty(0, dtype=torch.int64)
     for name, sampler in SAMPLERS.items():
@@ -383,8 +377,6 @@ def test_seeds_of_several_types(job: SharedJob, write) -> None:
 
 
 class OnlyBlocks(BlockSampler):
-    """A sampler that cannot make subgraphs."""
-
     def sample_blocks(self, g, seed_nodes, exclude_eids=None):
         raise NotImplementedError
 
@@ -412,7 +404,6 @@ def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pyt
 
 
 def add(features: Any, name: str, rows: int, policy: Any) -> None:
-    """A feature of zeros."""
     features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
 
 

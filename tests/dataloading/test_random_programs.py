@@ -40,7 +40,6 @@ class Trainer:
         self.expected: type[BaseException] | None = None
 
     def one_of_us(self) -> bool:
-        """Whether this trainer is the one that was drawn."""
         return int(self.rng.integers(self.count)) == self.rank
 
     def own(self, below: int) -> int:

@@ -48,7 +48,6 @@ def g(request):
 
 
 def fill(g, u=(3,), v=(3,), e=(3,), grad=False):
-    """Put random fields of some shapes on sources, destinations and edges."""
     gen = torch.Generator().manual_seed(1)
     fields = [
         (torch.rand(n, *shape, generator=gen, dtype=torch.float64) + 0.5).requires_grad_(grad)

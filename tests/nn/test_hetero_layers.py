@@ -39,7 +39,6 @@ def whole():
 
 
 def block_of(g, chosen):
-    """The block of some destinations with all their in-edges."""
     frontier = {}
     for relation in g.canonical_etypes:
         src, dst = g.all_edges(etype=relation)
@@ -82,7 +81,6 @@ def features(g, width=WIDTH):
 
 
 def own(g, feat):
-    """The destinations' rows."""
     return {t: rows[: g.num_dst_nodes(t)] for t, rows in feat.items()}
 
 
@@ -105,7 +103,6 @@ def summed(g, width, message: Callable[..., torch.Tensor]):
 
 
 def matrices(linear):
-    """The matrix of each type, composed by hand."""
     if linear.regularizer == "basis":
         return sum(linear.coeff[:, b, None, None] * linear.W[b] for b in range(linear.num_bases))
     if linear.regularizer == "bdd":
@@ -215,7 +212,6 @@ def test_typed_linear_and_weight_basis():
 
 
 def parts_by_hand(g, mods, feat):
-    """Return the outputs of each relation's module, by destination type."""
     result = {t: [] for t in g.dsttypes}
     for relation in g.canonical_etypes:
         src, _, dst = relation

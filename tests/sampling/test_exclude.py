@@ -74,7 +74,6 @@ def write_multi(directory: Path, seed: int, num_parts: int) -> str:
 
 @pytest.fixture
 def multi(job: SharedJob) -> str:
-    """The configuration of multigraph 0 in three parts."""
     return job.write(write_multi, 0, 3)
 
 
@@ -120,7 +119,6 @@ def expected(seed: int) -> dict[tuple[str, int], str]:
 
 
 def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
     g, (rank, trainers) = dist.DistGraph(MULTI, part_config=path), (current().rank, current().num_trainers)
     if prepared:
         for name in ("prob", "mask"):
@@ -190,7 +188,6 @@ def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: 
 
 
 def check_look_up(g: dist.DistGraph, rng: np.random.Generator, n: int) -> None:
-    """Half of the pairs are edges."""
     src, dst = multigraph(0)
     known = np.zeros((NUM_NODES, NUM_NODES), bool)
     known[src, dst] = True

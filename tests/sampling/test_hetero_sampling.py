@@ -46,7 +46,6 @@ def seeds_of(number: int) -> dict[str, torch.Tensor]:
 
 
 def left_out(number: int) -> dict[Relation, torch.Tensor] | None:
-    """Edges that a minibatch must not contain."""
     if number % 2 == 0:
         return None
     return {r: torch.arange(0, len(edges_of(i)[0]), 2) for i, r in enumerate(RELATIONS) if i in (2, 4, 6)}
@@ -76,7 +75,6 @@ def check_block(
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
     g = dist.DistGraph(TYPED_ORACLE, part_config=path)
     found = {}
     for name, sampler in TYPED_SAMPLERS.items():
@@ -108,7 +106,6 @@ def check_sample(name: str, number: int, sample: Sample) -> None:
 
 @cache
 def expected() -> dict[tuple[str, int], str]:
-    """What one process alone draws."""
     with TemporaryDirectory() as directory:
         path = write_typed_oracle(Path(directory), 1)
         return alone(lambda: sample_all(path, 0, 1))

@@ -18,7 +18,6 @@ SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
     graph = dist.DistGraph(NAME, part_config=path)
     found = {}
     for name in SAMPLERS:
@@ -34,7 +33,6 @@ def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str
 
 @cache
 def expected(path: str) -> dict[tuple[str, int], str]:
-    """What one process alone draws."""
     return alone(lambda: sample_all(path, 0, 1))
 
 
