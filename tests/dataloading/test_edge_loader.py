@@ -362,16 +362,18 @@ WRONG = {
     "exception": ({"negative_sampler": of_first(no_negatives)}, "no negatives today"),
     "excluded": ({"exclude": lambda eids: eids + NUM_EDGES * (current().rank == 0)}, "edge id of relation .* 591"),
     "reverse": ({"exclude": "reverse_id", "reverse_eids": Faulty(NUM_EDGES)}, "edge id of relation .* 591"),
+    "seed": ({"eids": [3, NUM_EDGES]}, "edge id of relation"),
+    "negative seed": ({"eids": [-1], "negative_sampler": GlobalUniform(2)}, "edge id of relation"),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 2])
 def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, depth: int) -> None:
 
     def check(g: dist.DistGraph, options: dict, match: str) -> None:
-        mine = torch.arange(12) + 100 * g.rank()
-        loader = dist.DistEdgeDataLoader(g, mine, NeighborSampler([2, 2]), batch_size=4, num_prefetch=depth, **options)
+        mine, more = torch.arange(12) + 100 * g.rank(), {"batch_size": 4, "num_prefetch": depth} | options
+        wrong = more.pop("eids", mine)
+        loader = dist.DistEdgeDataLoader(g, mine if g.rank() else wrong, NeighborSampler([2, 2]), **more)
         if g.rank() == 0:
             with pytest.raises((MPIGraphError, LookupError), match=match):
                 list(loader)
@@ -383,23 +385,6 @@ def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, de
         check(g, options, match)
     good = dist.DistEdgeDataLoader(g, [1, 2], NeighborSampler([2]), negative_sampler=GlobalUniform(2))
     assert len(list(good)) == 2  # and the job goes on
-
-
-def test_bad_seed_edges_of_one_trainer(job: SharedJob, oracle) -> None:
-
-    def check(g: dist.DistGraph, eids: list[int], negatives: Any) -> None:
-        loader = dist.DistEdgeDataLoader(g, eids, NeighborSampler([2]), batch_size=2, negative_sampler=negatives)
-        if g.rank() == 0:
-            with pytest.raises(IndexError, match="edge id of relation"):
-                list(loader)
-        else:
-            assert len(list(loader)) == 1
-
-    g = job.open(oracle(3))
-    for bad in (NUM_EDGES, -1):
-        for negatives in (None, GlobalUniform(2)):
-            check(g, [3, bad if g.rank() == 0 else 4], negatives)
-    options = {"exclude": "reverse_id", "reverse_eids": torch.arange(9)}
-    short = dist.DistEdgeDataLoader(g, [1], NeighborSampler([2]), **options)
+    short = dist.DistEdgeDataLoader(g, [1], NeighborSampler([2]), exclude="reverse_id", reverse_eids=torch.arange(9))
     with pytest.raises(InvalidArgumentError, match=r"one entry for each of 591 edges of .*got 9"):
         list(short)

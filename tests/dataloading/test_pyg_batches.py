@@ -403,10 +403,6 @@ def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pyt
     g.barrier()
 
 
-def add(features: Any, name: str, rows: int, policy: Any) -> None:
-    features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
-
-
 @on_layouts([ALONE, Layout(2, 0, 1)])
 def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> None:
     """What a minibatch has already, on nodes and on edges, and what nodes and edges of a ``Data`` share."""
@@ -415,25 +411,23 @@ def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> 
     taken += ["batch_size", "edge_label", "edge_label_index", "adj_t"]
 
     def refused(g: dist.DistGraph, match: str, nodes: Any, **feats: Any) -> None:
-        sampler = NeighborSampler([2], **feats)
-        edges = {r: [0] for r in g.canonical_etypes[:1]}
-        for loader, seeds in ((dist.DistNodeDataLoader, seeds_of(g.graph_name, [1])),
-                              (dist.DistEdgeDataLoader, edges)):  # fmt: skip
+        sampler, edges = NeighborSampler([2], **feats), {r: [0] for r in g.canonical_etypes[:1]}
+        for make, seeds in ((dist.DistNodeDataLoader, seeds_of(g.graph_name, [1])), (dist.DistEdgeDataLoader, edges)):
             with pytest.raises(InvalidArgumentError, match=match):
-                loader(g, seeds, sampler, features=nodes, output="pyg")
+                make(g, seeds, sampler, features=nodes, output="pyg")
 
     for kind, path in paths.items():
         g = job.open(path)
         ntype, relation = ("paper", WRITES) if kind == "typed" else (DEFAULT_NTYPE, DEFAULT_ETYPE)
         nodes, edges = g.nodes[ntype].data, g.edges[relation].data
+        policies = g.get_node_partition_policy(ntype), g.get_edge_partition_policy(relation)
+        for name in (*taken, "weight"):
+            for data, policy in zip((nodes, edges), policies, strict=True):
+                data[name] = dist.DistTensor((policy.get_size(),), torch.float32, part_policy=policy)
         for name in taken:
-            add(nodes, name, g.num_nodes(ntype), g.get_node_partition_policy(ntype))
-            add(edges, name, g.num_edges(relation), g.get_edge_partition_policy(relation))
-            refused(g, f"feature '{name}' on nodes: PyG means something else", name)
-            refused(g, f"feature '{name}' on nodes", {ntype: ["x", name]})
+            refused(g, f"feature '{name}' on nodes: PyG means something else", {ntype: ["x", name]})
             refused(g, f"feature '{name}' on nodes", (), prefetch_node_feats=["x", name])
             refused(g, f"feature '{name}' on edges", "x", prefetch_edge_feats={relation: name})
-        add(nodes, "weight", g.num_nodes(ntype), g.get_node_partition_policy(ntype))
         both = NeighborSampler([2], prefetch_edge_feats="weight")
         if kind == "plain":
             refused(g, "nodes and edges both have 'weight'", "weight", prefetch_edge_feats="weight")

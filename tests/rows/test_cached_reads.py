@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, SharedJob, on_all, on_layouts, own_on_layouts
+from layouts import Job, Layout, SharedJob, on_layouts, own_on_layouts
 from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
@@ -18,9 +18,6 @@ from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import remote_rows
 from mpigraph.rows.window import RowWindow
 from mpigraph.session.control import Operation
-
-ROW = 3 * 4  # bytes of a row of "feat"
-HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
 
 
 @pytest.fixture
@@ -97,33 +94,6 @@ def test_trainers_of_a_node_fetch_a_row_once(layout: Job, oracle, fetched: list[
         world.trainers.Allreduce(MPI.IN_PLACE, counts)
         assert counts.max() == 1
         reader.close()
-
-    layout.run(body)
-
-
-@own_on_layouts([Layout(4, 0, 2)])
-def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(layout: Job, oracle) -> None:
-    def body() -> None:
-        g = open_graph(oracle(3))
-        world, values = g.session.world, values_of(g).numpy()
-        remote = np.flatnonzero(~world.is_local[g.ndata["feat"].rows.window.host_of(np.arange(NUM_NODES))])
-        rows = remote[:20]
-        for slots in (len(remote), 40):  # all that was read is kept; or what is read soonest
-            reader = Reader(g, HINTS + 2 * world.allreduce_minmax(slots, False) * (ROW + 8))
-            kept = min(len(remote[30:70]), reader.cache.per_trainer)
-            if world.local_trainer == 1:
-                reader.announce(0, remote[30:70])
-                reader.announce(1, rows)
-                reader.read()  # and fetches the rows of both
-            g.barrier()
-            if world.local_trainer == 0:
-                reader.announce(0, rows)
-                assert (reader.read() == values[rows]).all()
-            g.barrier()
-            if world.local_trainer == 1:
-                assert (reader.read() == values[rows]).all()
-            on_all(world.trainers, reader.cache.used == (20, kept)[world.local_trainer], str(reader.cache.used))
-            reader.close()
 
     layout.run(body)
 

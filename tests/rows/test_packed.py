@@ -10,7 +10,6 @@ from layouts import REMOTE, WAIT, Job, needs_threads, own_on_layouts
 from mpi4py import MPI
 from worlds import HELD, filled_window, meet, row_values, rows_of
 
-from mpigraph.errors import ClosedError
 from mpigraph.mpi import hosts as requests
 from mpigraph.mpi.hosts import REQUEST, Kind
 from mpigraph.rows.trial import choose_transport
@@ -61,21 +60,6 @@ def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: 
             assert set(stored[:, 0].tolist()) <= {0, *(world.trainer_ranks + 1).tolist()}
             meet(world, service.hosts.progress)
             window.close()
-
-
-@own_on_layouts(REMOTE)
-def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
-    with rows_of(layout, transport="packed") as service:
-        world = service.world
-        window = filled_window(service, (), "i8")
-        if world.is_host:
-            service.packed.forget(window)
-        world.comm.Barrier()
-        if world.is_trainer:
-            with pytest.raises(ClosedError, match=f"rank .* of window {window.number}"):
-                window.scatter(np.arange(len(window)), np.zeros(len(window), np.int64))
-        meet(world, service.hosts.progress)
-        window.close()
 
 
 @own_on_layouts(REMOTE)

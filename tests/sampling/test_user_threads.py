@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from layouts import ALONE, Layout, SharedJob, on_layouts
+from layouts import ALONE, REMOTE, Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -68,7 +68,7 @@ def test_threads_that_sample_take_turns(job: SharedJob, oracle) -> None:
     assert len(draws) == 1000 * THREADS  # no two calls draw the same
 
 
-@some
+@on_layouts([ALONE, *REMOTE])
 def test_threads_read_and_write_at_once(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     own = dist.DistTensor((NUM_NODES, 600), torch.float32)
