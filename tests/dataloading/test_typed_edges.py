@@ -54,17 +54,6 @@ def test_labels_of_one_edge_type(job: SharedJob, typed_oracle: str) -> None:
             assert "edge" not in positive.edges[READS].data
 
 
-def test_an_edge_type_has_its_negatives_once(job: SharedJob, typed_oracle: str) -> None:
-    g = job.open(typed_oracle)
-    negatives = {name: (torch.arange(1), torch.arange(1)) for name in ("writes", FORWARD)}
-    loader = dist.DistEdgeDataLoader(
-        g, {FORWARD: [1]}, NeighborSampler([2]), negative_sampler=lambda g, eids: negatives
-    )
-    with pytest.raises(InvalidArgumentError, match="negatives: relation .*'writes'.* is given twice"):
-        list(loader)
-    g.barrier()
-
-
 def test_reverse_edges_are_looked_up_by_their_ends(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     tables = reverse_edges(g, {FORWARD: REVERSE, REVERSE[1]: FORWARD[1]})

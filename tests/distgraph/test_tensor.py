@@ -163,14 +163,6 @@ def test_a_tensor_that_one_trainer_dropped_is_made_anew(job: SharedJob, oracle) 
     assert [tensor for tensor in session.store.tensors.values() if tensor.name == "h"] == [again.rows]
 
 
-def test_close_ends_a_tensor(g: dist.DistGraph) -> None:
-    t = dist.DistTensor((NUM_NODES,), torch.int64, "h")
-    t.close()
-    t.close()
-    with pytest.raises(ClosedError, match="'h' was closed"):
-        t[0]
-
-
 def test_union_of_masks(g: dist.DistGraph) -> None:
     third, other = g.ndata["third"], dist.DistTensor((NUM_NODES,), torch.bool)
     if g.rank() == 0:

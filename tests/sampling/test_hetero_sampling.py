@@ -13,7 +13,7 @@ import pytest
 import torch
 from batches import digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
-from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
+from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of, write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import LaborSampler, NeighborSampler
@@ -123,29 +123,6 @@ def test_blocks_are_right_and_the_same_in_every_layout(job: SharedJob, num_parts
     wrong = [key for key, value in found.items() if reference[key] != value]
     on_all(job.trainers, not wrong, f"{wrong}")
     assert sum(job.trainers.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
-
-
-def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
-    """Node ids before partitioning, which features say."""
-    return g.nodes[ntype].data["feat"][ids][:, 0].long() - 1000 * g.get_ntype_id(ntype)
-
-
-def test_one_hop(job: SharedJob, typed_oracle: str) -> None:
-    """A frontier has all relations, those that were drawn from with the ids of their edges."""
-    g = job.open(typed_oracle)
-    everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
-    whole = dist.in_subgraph(g, everything)
-    assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
-    part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
-    for frontier in (whole, part):
-        for number, relation in enumerate(RELATIONS):
-            src, dst = frontier.edges(etype=relation)
-            named = name_of(number, *(original(g, t, x) for t, x in zip(relation[::2], (src, dst), strict=True)))
-            assert torch.equal(g.edges[relation].data["edge"][frontier.edges[relation].data[EID]], named)
-    for number, relation in enumerate(RELATIONS):
-        degrees = g.in_degrees(torch.arange(30), relation) if relation[2] == "paper" else torch.zeros(1).long()
-        most = FANOUTS[relation] if FANOUTS[relation] >= 0 else 1000
-        assert part.num_edges(relation) == int(degrees.clamp(max=most).sum()), number
 
 
 @pytest.mark.parametrize("num_prefetch", [0, 2])
