@@ -4,7 +4,6 @@ PyG draws neighbours with pyg-lib. Where that is not installed its NeighborLoade
 does the same in plain Python where all neighbours are taken; everything else is PyG's own.
 """
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import digest
-from layouts import ALONE, Layout, SharedJob, everywhere, on_all, on_layouts, rotated
+from layouts import ALONE, Layout, SharedJob, on_all, on_layouts, rotated
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
@@ -25,7 +23,7 @@ from torch_geometric.typing import WITH_PYG_LIB
 
 import mpigraph.distributed as dist
 from mpigraph.convert import from_pyg
-from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler
+from mpigraph.dataloading import BlockSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import NID
@@ -50,16 +48,6 @@ KINDS: dict[str, tuple[dict[str, int], tuple]] = {
         ),
     ),
 }
-SAMPLERS = {
-    "uniform": NeighborSampler([3, 2]),
-    "replace": NeighborSampler([2, 3, 2], replace=True),
-    "all": NeighborSampler([-1, -1]),
-    "prob": NeighborSampler([2, 2], prob="weight"),
-    "no-eids": NeighborSampler([3, 3], return_eids=False),
-    "no-layer": NeighborSampler([]),
-    "labor": LaborSampler([3, 2]),
-}
-NUM_BATCHES = 4
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -104,10 +92,6 @@ def partition(directory: Path, kind: str, num_parts: int) -> str:
 def write(job: SharedJob) -> Callable[..., str]:
     """Partitions a graph, which happens once; returns the path of its configuration on every trainer."""
     return lambda kind, num_parts=3: job.write(partition, kind, num_parts)
-
-
-def open_graph(path: str) -> dist.DistGraph:
-    return dist.DistGraph(Path(path).stem, part_config=path)
 
 
 def seeds_of(kind: str, ids: Any) -> Any:
@@ -310,51 +294,6 @@ def test_negatives_labels_and_exclusion(job: SharedJob, write) -> None:
     with pytest.raises(InvalidArgumentError, match="one edge_label for each relation"):
         dist.DistEdgeDataLoader(g, eids, sampler, labels=["weight", "double"], output="pyg")
     g.barrier()
-
-
-def batch_seeds(kind: str, number: int) -> Any:
-    """Seeds of one minibatch, of two types where there are types; one is repeated."""
-    rng = np.random.default_rng(number)
-    papers = rng.permutation(67)[:9].astype(np.int64)
-    if kind == "plain":
-        return torch.from_numpy(np.append(papers, papers[2]))
-    return {"author": torch.from_numpy(rng.permutation(41)[:4].astype(np.int64)), "paper": torch.from_numpy(papers)}
-
-
-def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    g, found = open_graph(path), {}
-    none = torch.empty(0, dtype=torch.int64)
-    for name, sampler in SAMPLERS.items():
-        for number in range(NUM_BATCHES):
-            mine = number % trainers == rank
-            nothing = none if kind == "plain" else {"paper": none}
-            seeds = batch_seeds(kind, number) if mine else nothing
-            sample = g.sample_subgraph(seeds, dataclasses.replace(sampler.arguments, seed=7))
-            if mine:
-                found[name, number] = digest(
-                    [
-                        *map(torch.tensor, (*sample.num_nodes, *sample.num_edges)),
-                        *sample.ids,
-                        *sample.edges,
-                        *(sample.eids or []),
-                    ]
-                )
-    return found
-
-
-@pytest.mark.slow
-@everywhere
-@rotated(2)
-@ALL_KINDS
-def test_subgraphs_are_the_same_in_every_layout(job: SharedJob, write, kind: str) -> None:
-    path, alone = write(kind, 4), write(kind, 1)
-    expected = job.alone(lambda: sample_all(alone, kind, 0, 1))
-    job.open(path)
-    found = sample_all(path, kind, current().rank, current().num_trainers)
-    wrong = [key for key, value in found.items() if expected[key] != value]
-    on_all(job.trainers, not wrong, f"{wrong}")
-    assert len(set(expected.values())) == len(expected)
-    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
 
 
 def test_seeds_of_several_types(job: SharedJob, write) -> None:

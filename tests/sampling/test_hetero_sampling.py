@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import digest
+from batches import digest, parts_of
 from layouts import SharedJob, alone, everywhere, on_all, rotated
 from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of, write_typed_oracle
 
@@ -78,14 +78,14 @@ def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str
     g = dist.DistGraph(TYPED_ORACLE, part_config=path)
     found = {}
     for name, sampler in TYPED_SAMPLERS.items():
+        how = dataclasses.replace(sampler.arguments, seed=3)
         for number in range(5):
             mine = number % trainers == rank
             seeds = seeds_of(number) if mine else {}
-            sample = g.sample_blocks(
-                seeds, dataclasses.replace(sampler.arguments, seed=3), exclude_edges=left_out(number)
-            )
+            sample = g.sample_blocks(seeds, how, exclude_edges=left_out(number))
+            subgraph = g.sample_subgraph(seeds, how, exclude_edges=left_out(number))
             if mine:
-                found[name, number] = digest(sample)
+                found[name, number] = digest([sample, parts_of(subgraph)])
                 check_sample(name, number, sample)
     return found
 
