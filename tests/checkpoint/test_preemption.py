@@ -2,9 +2,8 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,18 +142,8 @@ def test_what_cannot_be_is_refused() -> None:
     with preemption() as preempted:
         with pytest.raises(InvalidArgumentError, match="twice"):
             preemption("USR2")
-        failed: list[Exception] = []
-
-        def elsewhere(call: Callable[[], object]) -> None:
-            try:
-                call()
-            except InvalidArgumentError as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=elsewhere, args=(call,)) for call in (preempted, preemption)]
-        for thread in threads:
-            thread.start()
-            thread.join()
+        with ThreadPoolExecutor() as pool:
+            failed = [pool.submit(call).exception() for call in (preempted, preemption)]
         assert "main thread" in str(failed[0]) and "twice" in str(failed[1])
 
 
