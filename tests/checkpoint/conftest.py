@@ -10,11 +10,9 @@ import mpigraph.distributed as dist
 
 @pytest.fixture
 def shared_path(job: SharedJob, tmp_path: Path) -> Path:
-    """A directory that all trainers see."""
     return job.one_has(lambda: tmp_path)
 
 
 @pytest.fixture
 def g(job: SharedJob, oracle) -> dist.DistGraph:
-    """The oracle in three parts."""
     return job.open(oracle(3))

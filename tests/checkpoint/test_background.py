@@ -17,25 +17,10 @@ from mpigraph.checkpoint.api import Pace
 from mpigraph.errors import StorageError
 
 
-@pytest.fixture
-def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
-    monkeypatch.setattr(api, "_NICE", 0)  # the thread of a test goes on
-    result = Pace()
-    result.step_back()
-    return result
-
-
-def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
-    rests: list[float] = []
-    monkeypatch.setattr(pace.urgent, "wait", rests.append)
-    pace.begun -= 100  # in which it had next to no work
-    pace.pause()
-    pace.worked -= 5
-    pace.pause()
-    assert rests[0] == 0 and rests[1] == pytest.approx(5 / api.SHARE, rel=0.1)
-
-
-def test_who_waits_makes_it_hurry(pace: Pace) -> None:
+def test_who_waits_makes_it_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_NICE", 0)  # this thread goes on
+    pace = Pace()
+    pace.step_back()
     pace.worked -= 1000  # it has worked for so long
     thread = threading.Timer(0.05, pace.urgent.set)
     thread.start()

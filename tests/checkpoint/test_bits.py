@@ -46,7 +46,6 @@ def begin(**options: Any) -> dict[str, Any]:
 
 
 def train(state: dict[str, Any], steps: range, rank: int) -> list[str]:
-    """The bits of the losses."""
     losses = []
     for step in steps:
         x = torch.randn(9, 37, generator=torch.Generator().manual_seed(100 * step + rank))

@@ -55,7 +55,6 @@ REPLACEMENTS: dict[str, Callable[[Draw, Path, Path], object]] = {  # of a file: 
 
 
 def damage(draw: Draw, path: Path, other: Path) -> str:
-    """Damage a file; return the kind of damage."""
     kind = draw.choice([*CHANGES, *REPLACEMENTS])
     data = path.read_bytes()
     path.unlink()
@@ -134,24 +133,6 @@ def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
                 with pytest.raises(InvalidArgumentError, match="nested more than"):
                     encode(deep, Leaves())
             deep = kind(deep)
-
-
-def test_states_that_no_object_gives_are_one_error(g: dist.DistGraph) -> None:
-    emb = embedding()
-    optimizer = MAKE["adam"]([emb])
-    sound = optimizer.state_dict()
-    other = {"emb": dict.fromkeys(optimizer.state["emb"], 0)}
-    for target, states in (
-        (emb, [{}, {"weight": torch.zeros(2)}, None]),
-        (emb.weight, [{}, {"rows": 0}, []]),
-        (optimizer, [{}, sound | {"settings": 0}, sound | {"settings": {}}, sound | {"state": {"emb": {}}},
-                     sound | {"state": other}, sound | {"settings": sound["settings"] | {"lr": "high"}}]),
-    ):  # fmt: skip
-        for state in states:
-            with pytest.raises(InvalidArgumentError):
-                target.load_state_dict(state)
-    optimizer.load_state_dict(sound)
-    g.barrier()
 
 
 def test_a_damaged_one_is_one_error_on_every_trainer(

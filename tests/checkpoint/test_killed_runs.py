@@ -102,8 +102,6 @@ torch.distributed.destroy_process_group()
 
 
 class Run(NamedTuple):
-    """The start of a run."""
-
     ranks: int
     servers: int = 0
     ranks_per_node: int = 0
@@ -117,7 +115,6 @@ Said = dict[tuple[int, int], list[Any]]  # by step and trainer: epoch, seeds, an
 
 
 def start(folder: Path, path: str, run: Run, epochs: int, kill: str = NEVER, number: int = 999) -> bool:
-    """Run to the end, or to the kill; return whether it came to its end."""
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(SCRIPT)

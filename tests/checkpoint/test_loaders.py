@@ -15,13 +15,11 @@ import mpigraph.distributed as dist
 from mpigraph import checkpoint
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.dataloading.seeds import EpochPlan, Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, SEED_TIME
 
 Batch = tuple[list[int], Any]
-DEPTHS = {"inline": 0, "ahead": 3}
 
 
 def nodes(g: DistGraph, shuffle: bool = True, depth: int = 2, batch_size: int = 3, **options: Any) -> Any:
@@ -82,7 +80,6 @@ def one(batch: Any) -> Batch:
 
 
 def some(batches: Iterator[Any], count: int) -> list[Batch]:
-    """The next batches."""
     return [one(batch) for _, batch in zip(range(count), batches, strict=False)]
 
 
@@ -237,32 +234,6 @@ def test_a_pass_that_was_left_is_over(job: SharedJob, g: dist.DistGraph, shared_
     loader.set_epoch(7)
     checkpoint.load({"other": 0}, checkpoint_id=shared_path / "c")
     assert (loader.epoch, other.epoch) == (1, 0)
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_what_is_left_of_a_pass_is_its_end(told: bool) -> None:
-    def rows(seeds: Seeds, batches: Iterator[Any]) -> list[list[int]]:
-        return [seeds.rows(batch).tolist() for batch in batches]
-
-    draws = np.random.default_rng(0)
-    ids, times = ({"a": draws.integers(0, 9, 20), "b": draws.integers(0, 9, 13)} for _ in range(2))
-    seeds, bounds = Seeds(ids, "seeds", times if told else None, placed=told), batch_bounds(33, 4, False, 11)
-    whole = EpochPlan(0, seeds, draws.permutation(33), bounds, 11)
-    batches = rows(seeds, whole.batches())
-    for taken in range(12):
-        rest = seeds.of_rows(whole.left(taken))
-        later = EpochPlan(0, rest, np.arange(len(rest)), bounds - bounds[taken], 11, taken=taken)
-        assert rows(rest, later.batches()) == batches[taken:]
-        assert later.length == 33
-
-
-def test_a_place_is_no_part_of_what_a_seed_is() -> None:
-    ids, times = {"a": [3, 1], "b": [1, 1]}, {"a": [0, 7], "b": [4, 5]}
-    seeds = Seeds(ids, "seeds", times, placed=True)
-    chosen = seeds.of_rows(seeds.rows(np.array([3, 1, 0]))).chosen(np.array([0, 1]))
-    result = [{kind: some.tolist() for kind, some in column.items()} for column in chosen]
-    assert result == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
-    assert seeds.digest() == Seeds(ids, "seeds", times).digest() != Seeds(ids, "seeds").digest()
 
 
 def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -2,9 +2,8 @@
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,22 @@ from mpigraph.session.context import current
 FOREVER = 100_000  # steps
 
 
-def trainers_stop_together(layout: Job, between: Callable[[int], object], numbered: bool = False) -> None:
-    """One trainer is told to stop at its step 5; all must at the same step, soon."""
+@pytest.mark.slow
+@api
+@rotated(3)
+@pytest.mark.parametrize("how", ["alone", "in step", "numbered"])
+def test_one_trainer_is_told_and_all_stop_at_the_same_step(layout: Job, how: str) -> None:
+    """At its step 5; trainers of different speed, that wait for one another in each step or never."""
 
-    def body() -> tuple[int, int] | None:
+    def body() -> tuple[int, int]:
         trainers = current().world.trainers
-        own = 5
         for step in range(FOREVER):
-            if step == own and trainers.rank == trainers.size - 1:
+            if step == 5 and trainers.rank == trainers.size - 1:
                 signal.raise_signal(signal.SIGUSR1)
-            between(trainers.rank)
-            if preempted(at=2 * step) if numbered else preempted():
+            time.sleep(0.002 + 0.002 * trainers.rank)
+            if how == "in step":
+                trainers.Barrier()
+            if preempted(at=2 * step) if how == "numbered" else preempted():
                 break
         steps = trainers.allgather(step)
         assert preempted(), "once is for ever"
@@ -40,21 +44,6 @@ def trainers_stop_together(layout: Job, between: Callable[[int], object], number
         result = layout.run(body)
     if result is not None:
         assert result[0] == result[1] and 5 <= result[0] < FOREVER - 1, result
-
-
-@pytest.mark.slow
-@api
-@rotated(3)
-@pytest.mark.parametrize("how", ["alone", "in step", "numbered"])
-def test_one_trainer_is_told_and_all_stop_at_the_same_step(layout: Job, how: str) -> None:
-    """Trainers of different speed, that wait for one another in each step or never."""
-
-    def between(rank: int) -> None:
-        time.sleep(0.002 + 0.002 * rank)
-        if how == "in step":
-            current().world.trainers.Barrier()
-
-    trainers_stop_together(layout, between, how == "numbered")
 
 
 def test_a_job_of_one_rank_is_stopped_for_ever() -> None:
@@ -153,18 +142,8 @@ def test_what_cannot_be_is_refused() -> None:
     with preemption() as preempted:
         with pytest.raises(InvalidArgumentError, match="twice"):
             preemption("USR2")
-        failed: list[Exception] = []
-
-        def elsewhere(call: Callable[[], object]) -> None:
-            try:
-                call()
-            except InvalidArgumentError as error:
-                failed.append(error)
-
-        threads = [threading.Thread(target=elsewhere, args=(call,)) for call in (preempted, preemption)]
-        for thread in threads:
-            thread.start()
-            thread.join()
+        with ThreadPoolExecutor() as pool:
+            failed = [pool.submit(call).exception() for call in (preempted, preemption)]
         assert "main thread" in str(failed[0]) and "twice" in str(failed[1])
 
 

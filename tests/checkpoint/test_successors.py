@@ -21,7 +21,6 @@ NEWER = r"another job, which came later .*, writes checkpoints here since .* fro
 
 @pytest.fixture
 def around(job: SharedJob, oracle, tmp_path: Path) -> Path:
-    """A folder that all trainers see."""
     job.open(oracle(3))
     return job.one_has(lambda: tmp_path) / "checkpoints"
 
@@ -34,7 +33,6 @@ class Jobs:
         save(folder / "100", 100)
 
     def come(self, looks: bool = True, loads: bool = True, newest: str = "100") -> Saver:
-        """A job that goes on from the newest checkpoint."""
         session = current()
         session.saver = None
         assert not looks or checkpoint.latest(self.folder) == self.folder / newest
@@ -47,7 +45,6 @@ class Jobs:
 
     @property
     def newest(self) -> tuple[str, int]:
-        """Return what a new job finds."""
         current().saver = None
         directory = checkpoint.latest(self.folder)
         assert directory is not None
@@ -172,7 +169,6 @@ def test_a_damaged_record_of_writers_stands_in_nobodys_way(tmp_path: Path, text:
 
 
 def damage(job: SharedJob, directory: Path, step: int) -> None:
-    """Change a bit of the tensor."""
     job.trainers.Barrier()
     if job.rank == 0:
         path = next(directory.glob("*-0.h5"))

@@ -1,6 +1,5 @@
 """What a loader adds to sampling: gathered rows, prepared edge weights, threads. None of it changes a draw."""
 
-import dataclasses
 import gc
 import threading
 import tracemalloc
@@ -8,8 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from batches import SAMPLERS, batch, digest
-from layouts import Job, SharedJob, api, on_all, rotated
+from layouts import Job, SharedJob, api
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -19,38 +17,6 @@ from mpigraph.graphs.fields import EID
 from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.local import Workers
 from mpigraph.session.context import current
-from mpigraph.store.derived import EdgeWeights
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_gathered_rows_come_with_the_blocks(job: SharedJob, oracle, depth: int) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(np.ones(NUM_NODES))
-    sampler = NeighborSampler([2, 3], prefetch_node_feats=["orig"], prefetch_labels=["label"])
-    options = {"batch_size": 6, "num_prefetch": depth, "features": ["feat", "orig"], "labels": "third"}
-    kept = list(dist.DistNodeDataLoader(g, mine, sampler, **options))
-    for inputs, outputs, blocks in kept:  # all at once: no batch may lie in memory that a later one uses
-        orig = g.ndata["orig"][inputs]
-        assert torch.equal(blocks[0].srcdata["orig"], orig)
-        assert torch.equal(blocks[0].srcdata["feat"], orig[:, None].expand(-1, 3).float())
-        assert torch.equal(blocks[-1].dstdata["label"], g.ndata["orig"][outputs] % 7)
-        assert torch.equal(blocks[-1].dstdata["third"], g.ndata["orig"][outputs] % 3 == 0)
-        assert "feat" not in blocks[-1].srcdata and "label" not in blocks[0].dstdata
-
-
-@rotated(5)
-@pytest.mark.parametrize("name", ["prob", "prob-replace", "mask", "labor-prob", "labor-mask"])
-def test_prepared_weights_draw_alike(job: SharedJob, oracle, name: str) -> None:
-    g = job.open(oracle(3))
-    sampler, store = SAMPLERS[name], current().store
-
-    def draw() -> list[str]:
-        return [digest(g.sample_blocks(batch(k), dataclasses.replace(sampler.arguments, seed=3))) for k in (0, 1)]
-
-    before, number = draw(), g.edata["even" if "mask" in name else "weight"].rows.number
-    was_prepared = store.is_prepared(EdgeWeights, number)
-    dist.DistNodeDataLoader(g, np.arange(3), sampler)
-    on_all(job.trainers, not was_prepared and store.is_prepared(EdgeWeights, number) and draw() == before)
 
 
 def test_wrong_weights_are_told_by_the_next_barrier(job: SharedJob, oracle) -> None:

@@ -135,19 +135,6 @@ def test_an_error_comes_after_the_minibatches_before_it(job: SharedJob, oracle) 
 
 
 @remote
-def test_an_iterator_that_dies_late_takes_nothing_from_the_next_one(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    loader = loader_of(g, num_prefetch=0, lookahead=4)
-    left = iter(loader)
-    next(left)
-    for step, (inputs, _, blocks) in enumerate(loader):
-        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
-        if step == 1:
-            left = None
-    loader.close()
-
-
-@remote
 def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
 

@@ -12,16 +12,14 @@ import pytest
 import torch
 from batches import OneHop, digest
 from layouts import SharedJob, everywhere, on_all, rotated
-from memory_graphs import InMemory
 from oracle import NAME
 from typed_oracle import FORWARD, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler, reverse_edges
+from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler, reverse_edges
 from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, Uniform
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID
-from mpigraph.graphs.hetero import HeteroGraph, heterograph
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -51,7 +49,9 @@ def check_minibatch(g: dist.DistGraph, sample: tuple) -> None:
             for ntype, ids in zip(relation[::2], ends, strict=True):
                 listed[ntype] += ids.tolist()
             if graph is positive:
-                found = g.find_edges(positive.edges[relation].data[EID], relation)
+                data = positive.edges[relation].data
+                found = g.find_edges(data[EID], relation)
+                assert "edge" not in data or torch.equal(data["edge"], g.edges[relation].data["edge"][data[EID]])
                 assert torch.equal(ends[0], found[0]) and torch.equal(ends[1], found[1])
     for ntype, ids in listed.items():
         nodes = positive.nodes[ntype].data[NID]
@@ -168,6 +168,7 @@ def in_a_tensor(g: dist.DistGraph, reverse: torch.Tensor) -> dist.DistTensor:
 
 
 ETYPE = ("_N", "_E", "_N")
+Eids = dict[Any, torch.Tensor]
 WAYS: dict[str, Callable[[dist.DistGraph, torch.Tensor], dict]] = {
     "self": lambda g, reverse: {"exclude": "self"},
     "reverse_id": lambda g, reverse: {"exclude": "reverse_id", "reverse_eids": reverse},
@@ -193,26 +194,34 @@ def excluded_by(way: str, eids: torch.Tensor, reverse: torch.Tensor) -> torch.Te
     return eids if way == "self" else torch.cat([eids, reverse[eids]])
 
 
-def check_exclusion(g: dist.DistGraph, way: str, replace: bool, reverse: torch.Tensor, heads: torch.Tensor) -> int:
-    """One epoch; return how many nodes had no edge left, over all minibatches."""
-    sampler, without = NeighborSampler([4, 6, -1], replace=replace), 0
-    mine = dist.edge_split(np.arange(500) % 2 == 0)
-    loader = dist.DistEdgeDataLoader(
-        g, mine, sampler, batch_size=50, shuffle=True, negative_sampler=Uniform(1), **WAYS[way](g, reverse)
-    )
-    for sample in loader:
+def check_exclusion(g: dist.DistGraph, seeds: Eids, sampler: Any, excluded: Callable[[Eids], Eids], **how: Any) -> int:
+    """One epoch: each seed comes once, no excluded edge, and each destination has its fanout of the others.
+
+    Return how many nodes had no edge left, over all minibatches.
+    """
+    heads = {r: g.find_edges(torch.arange(g.num_edges(r)), r)[1] for r in g.canonical_etypes}
+    seen, without = {r: list[int]() for r in seeds}, 0
+    how |= {"batch_size": 50, "shuffle": True, "negative_sampler": Uniform(2)}
+    for sample in dist.DistEdgeDataLoader(g, seeds, sampler, **how):
         check_minibatch(g, sample)
-        alive = torch.ones(500, dtype=torch.bool)
-        alive[excluded_by(way, sample[1].edata[EID], reverse)] = False
-        left = torch.bincount(heads[alive], minlength=40)
-        for fanout, block in zip(sampler.fanouts, sample[-1], strict=True):
-            assert alive[block.edata[EID]].all(), way
-            of_node = left[block.dstdata[NID]]
-            drawn = of_node if fanout < 0 else of_node.clamp(max=fanout)
-            if replace and fanout >= 0:
-                drawn = torch.where(of_node > 0, fanout, 0)
-            assert torch.equal(block.in_degrees(), drawn), way
-        without += int((left == 0).sum())
+        batch = {r: sample[1].edges[r].data[EID] for r in seeds}
+        for relation, eids in batch.items():
+            seen[relation] += eids.tolist()
+            assert sample[2].num_edges(relation) == 2 * len(eids)
+        gone = excluded(batch)
+        for relation in g.canonical_etypes:
+            alive = torch.ones(g.num_edges(relation), dtype=torch.bool)
+            alive[gone.get(relation, torch.empty(0, dtype=torch.int64))] = False
+            left = torch.bincount(heads[relation][alive], minlength=g.num_nodes(relation[2]))
+            without += int((left == 0).sum())
+            for fanout, block in zip(sampler.fanouts, sample[-1], strict=True):
+                assert alive[block.edges[relation].data[EID]].all()
+                of_node = left[block.dstnodes[relation[2]].data[NID]]
+                drawn = of_node if fanout < 0 else of_node.clamp(max=fanout)
+                if sampler.replace and fanout >= 0:
+                    drawn = torch.where(of_node > 0, fanout, 0)
+                assert torch.equal(block.in_degrees(etype=relation), drawn)
+    assert {r: sorted(some) for r, some in seen.items()} == {r: sorted(ids.tolist()) for r, ids in seeds.items()}
     return without
 
 
@@ -222,42 +231,37 @@ def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(
     job: SharedJob, multigraph: str, replace: bool
 ) -> None:
     g = job.open(multigraph)
-    reverse, heads = reverse_of(g), g.find_edges(torch.arange(500))[1]
-    for way in WAYS:
-        without = check_exclusion(g, way, replace, reverse, heads)
+    reverse, seeds = reverse_of(g), {ETYPE: dist.edge_split(np.arange(500) % 2 == 0)}
+    for way, how in WAYS.items():
+
+        def excluded(batch: Eids, way: str = way) -> Eids:
+            return {ETYPE: excluded_by(way, batch[ETYPE], reverse)}
+
+        without = check_exclusion(g, seeds, NeighborSampler([4, 6, -1], replace=replace), excluded, **how(g, reverse))
         assert without > 0 or way not in FIXED
 
 
-@pytest.mark.slow
-def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed_oracle: str) -> None:
-    """The seeds, and the reverse of those that have one; every destination gets its fanout of the others."""
+@rotated(3)
+@pytest.mark.parametrize("way", ["one way", "both ways", "reverse_id"])
+def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed_oracle: str, way: str) -> None:
+    """The seeds, and what is the reverse of one: in the other relation, in both, or an edge of its own relation."""
     g = job.open(typed_oracle)
-    reverse = reverse_edges(g, {FORWARD: REVERSE})[FORWARD]
-    heads = {r: g.find_edges(torch.arange(g.num_edges(r)), r)[1] for r in RELATIONS}
-    own = {r: dist.edge_split(np.ones(g.num_edges(r), bool), etype=r, force_even=False) for r in SEEDS}
-    sampler = NeighborSampler([2, -1])
-    how = {"exclude": "reverse_types", "reverse_eids": {FORWARD: reverse}, "reverse_etypes": {"writes": "written_by"}}
-    how |= {"features": "feat", "labels": "edge", "negative_sampler": Uniform(2)}
-    seen: dict[Any, list[int]] = {r: [] for r in SEEDS}
-    for sample in dist.DistEdgeDataLoader(g, own, sampler, batch_size=40, shuffle=True, **how):
-        check_minibatch(g, sample)
-        positive, negative, blocks = sample[1:]
-        dropped = {r: positive.edges[r].data[EID] for r in SEEDS}
-        for relation, eids in dropped.items():
-            seen[relation] += eids.tolist()
-            assert negative.num_edges(relation) == 2 * len(eids)
-            assert torch.equal(positive.edges[relation].data["edge"], g.edges[relation].data["edge"][eids])
-        dropped[REVERSE] = reverse[dropped[FORWARD]]
-        for relation in RELATIONS:
-            alive = torch.ones(g.num_edges(relation), dtype=torch.bool)
-            alive[dropped.get(relation, torch.empty(0, dtype=torch.int64))] = False
-            left = torch.bincount(heads[relation][alive], minlength=g.num_nodes(relation[2]))
-            for fanout, block in zip(sampler.fanouts, blocks, strict=True):
-                assert alive[block.edges[relation].data[EID]].all()
-                degrees = left[block.dstnodes[relation[2]].data[NID]]
-                expected = degrees if fanout < 0 else degrees.clamp(max=fanout)
-                assert torch.equal(block.in_degrees(etype=relation), expected)
-    assert {r: sorted(some) for r, some in seen.items()} == {r: sorted(some.tolist()) for r, some in own.items()}
+    seeds = {r: dist.edge_split(np.ones(g.num_edges(r), bool), etype=r, force_even=False) for r in (*SEEDS, REVERSE)}
+    tables = reverse_edges(g, {FORWARD: REVERSE, REVERSE: FORWARD})
+    others = {FORWARD: REVERSE, REVERSE: FORWARD} if way == "both ways" else {FORWARD: REVERSE}
+    reverse = {r: tables[r][:] for r in others}
+    how = {"exclude": "reverse_types", "reverse_eids": reverse, "reverse_etypes": {r[1]: others[r] for r in others}}
+    if way == "reverse_id":
+        others, reverse = {r: r for r in seeds}, {r: torch.arange(g.num_edges(r)).flip(0) for r in seeds}
+        how = {"exclude": "reverse_id", "reverse_eids": reverse}
+
+    def excluded(batch: Eids) -> Eids:
+        gone = dict(batch)
+        for relation, other in others.items():
+            gone[other] = torch.cat([gone[other], reverse[relation][batch[relation]]])
+        return gone
+
+    check_exclusion(g, seeds, NeighborSampler([2, -1]), excluded, features="feat", labels="edge", **how)
 
 
 # Samplers of the user's own, and other ways to give what is needed
@@ -266,8 +270,6 @@ def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed
 def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
 
     class Twice:
-        """A sampler of edges of the user's own."""
-
         def sample(self, g, seed_edges):
             return as_edge_prediction_sampler(OneHop()).sample(g, torch.cat([seed_edges, seed_edges]))
 
@@ -297,25 +299,6 @@ def test_a_sampler_of_edges_and_its_options(job: SharedJob, oracle) -> None:
     nodes = dist.NodeCollator(g, torch.arange(20), NeighborSampler([2]))
     for _, seeds, blocks in dist.DistDataLoader(nodes.dataset, 6, collate_fn=nodes.collate):
         assert torch.equal(blocks[-1].dstdata[NID], seeds)
-
-
-def test_weights_features_and_devices(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.edge_split(g.edata["even"])
-    assert (g.edata["even"][mine]).all()
-    for prob in ("weight", "even"):
-        sampler = NeighborSampler([3, 2], prob=prob, prefetch_labels=["label"])
-        for _, positive, _, blocks in dist.DistEdgeDataLoader(
-            g, mine, sampler, batch_size=60, negative_sampler=Uniform(1)
-        ):
-            assert all((g.edata[prob][block.edata[EID]] > 0).all() for block in blocks)
-            assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][positive.ndata[NID]])
-    loader = dist.DistEdgeDataLoader(
-        g, mine[:8], NeighborSampler([2]), "meta", batch_size=4, negative_sampler=Uniform(2), labels=["edge"]
-    )
-    for inputs, positive, negative, blocks in loader:
-        tensors = [inputs, positive.edata["edge"], *negative.edges(), negative.ndata[NID], *blocks[0].edges()]
-        assert {tensor.device.type for tensor in tensors} == {"meta"}
 
 
 # What can be wrong
@@ -379,16 +362,18 @@ WRONG = {
     "exception": ({"negative_sampler": of_first(no_negatives)}, "no negatives today"),
     "excluded": ({"exclude": lambda eids: eids + NUM_EDGES * (current().rank == 0)}, "edge id of relation .* 591"),
     "reverse": ({"exclude": "reverse_id", "reverse_eids": Faulty(NUM_EDGES)}, "edge id of relation .* 591"),
+    "seed": ({"eids": [3, NUM_EDGES]}, "edge id of relation"),
+    "negative seed": ({"eids": [-1], "negative_sampler": GlobalUniform(2)}, "edge id of relation"),
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 2])
 def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, depth: int) -> None:
 
     def check(g: dist.DistGraph, options: dict, match: str) -> None:
-        mine = torch.arange(12) + 100 * g.rank()
-        loader = dist.DistEdgeDataLoader(g, mine, NeighborSampler([2, 2]), batch_size=4, num_prefetch=depth, **options)
+        mine, more = torch.arange(12) + 100 * g.rank(), {"batch_size": 4, "num_prefetch": depth} | options
+        wrong = more.pop("eids", mine)
+        loader = dist.DistEdgeDataLoader(g, mine if g.rank() else wrong, NeighborSampler([2, 2]), **more)
         if g.rank() == 0:
             with pytest.raises((MPIGraphError, LookupError), match=match):
                 list(loader)
@@ -400,114 +385,6 @@ def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, de
         check(g, options, match)
     good = dist.DistEdgeDataLoader(g, [1, 2], NeighborSampler([2]), negative_sampler=GlobalUniform(2))
     assert len(list(good)) == 2  # and the job goes on
-
-
-def test_bad_seed_edges_of_one_trainer(job: SharedJob, oracle) -> None:
-
-    def check(g: dist.DistGraph, eids: list[int], negatives: Any) -> None:
-        loader = dist.DistEdgeDataLoader(g, eids, NeighborSampler([2]), batch_size=2, negative_sampler=negatives)
-        if g.rank() == 0:
-            with pytest.raises(IndexError, match="edge id of relation"):
-                list(loader)
-        else:
-            assert len(list(loader)) == 1
-
-    g = job.open(oracle(3))
-    for bad in (NUM_EDGES, -1):
-        for negatives in (None, GlobalUniform(2)):
-            check(g, [3, bad if g.rank() == 0 else 4], negatives)
-    options = {"exclude": "reverse_id", "reverse_eids": torch.arange(9)}
-    short = dist.DistEdgeDataLoader(g, [1], NeighborSampler([2]), **options)
+    short = dist.DistEdgeDataLoader(g, [1], NeighborSampler([2]), exclude="reverse_id", reverse_eids=torch.arange(9))
     with pytest.raises(InvalidArgumentError, match=r"one entry for each of 591 edges of .*got 9"):
         list(short)
-
-
-# Several relations
-
-
-class Recording(BlockSampler):
-    """Draws nothing; keeps what it was asked."""
-
-    def sample_blocks(self, g, seed_nodes, exclude_eids=None):
-        self.seeds, self.excluded = seed_nodes, exclude_eids
-        return seed_nodes, seed_nodes, []
-
-
-LIKES, LIKED = ("user", "likes", "item"), ("item", "liked", "user")
-
-
-def typed() -> InMemory:
-    edges = {LIKES: ([0, 1, 2, 3], [1, 0, 4, 2]), LIKED: ([0, 4, 1, 2], [1, 2, 0, 3])}
-    return InMemory(heterograph(edges, {"user": 4, "item": 5}))
-
-
-def ends_of(graph: HeteroGraph, relation: tuple[str, str, str]) -> list[tuple[int, int]]:
-    src, dst = graph.edges(etype=relation)
-    src, dst = graph.nodes[relation[0]].data[NID][src], graph.nodes[relation[2]].data[NID][dst]
-    return list(zip(src.tolist(), dst.tolist(), strict=True))
-
-
-def test_pair_graphs_of_several_relations() -> None:
-    g, blocks = typed(), Recording()
-    sampler = as_edge_prediction_sampler(blocks, negative_sampler=Uniform(2))
-    _, positive, negative, _ = sampler.sample(g, {"likes": torch.tensor([2, 0]), LIKED: torch.tensor([3])})
-    assert positive.canonical_etypes == negative.canonical_etypes == list(g.schema.relations)
-    assert ends_of(positive, LIKES) == [(2, 4), (0, 1)] and ends_of(positive, LIKED) == [(2, 3)]
-    assert [src for src, _ in ends_of(negative, LIKES)] == [2, 2, 0, 0]
-    assert [src for src, _ in ends_of(negative, LIKED)] == [2, 2]
-    assert positive.edges[LIKES].data[EID].tolist() == [2, 0] and positive.edges[LIKED].data[EID].tolist() == [3]
-    for ntype in ("user", "item"):
-        ids = positive.nodes[ntype].data[NID]
-        assert len(torch.unique(ids)) == len(ids)
-        assert torch.equal(ids, negative.nodes[ntype].data[NID]) and torch.equal(ids, blocks.seeds[ntype])
-    assert blocks.excluded is None
-    for bad in ((torch.zeros(2), torch.zeros(2)), {"likes": (torch.tensor([9]), torch.tensor([0]))}):
-        with pytest.raises(MPIGraphError, match="ambiguous|source of a negative of .* 9 "):
-            as_edge_prediction_sampler(blocks, negative_sampler=lambda g, eids, bad=bad: bad).sample(g, {LIKES: [1]})
-
-
-@pytest.mark.parametrize(
-    ("seeds", "excluded"),
-    [
-        ({LIKES: [0, 2]}, {LIKES: [0, 2], LIKED: [1, 2]}),
-        ({LIKES: [0, 2], LIKED: [0, 3]}, {LIKES: [0, 1, 2, 3], LIKED: [0, 1, 2, 3]}),  # neither overwrites the other
-    ],
-)
-def test_reverse_types(seeds: dict, excluded: dict) -> None:
-    g, blocks = typed(), Recording()
-    reverse = {LIKES: [2, 0, 1, 3], "liked": torch.tensor([1, 2, 0, 3])}
-    for etypes in ({"likes": "liked", "liked": "likes"}, {LIKES: LIKED, LIKED: LIKES}):
-        as_edge_prediction_sampler(blocks, "reverse_types", reverse, etypes).sample(g, seeds)
-        assert {relation: sorted(ids.tolist()) for relation, ids in blocks.excluded.items()} == excluded
-    as_edge_prediction_sampler(blocks, "reverse_types", reverse, {"likes": "liked"}).sample(g, {LIKED: [3]})
-    assert {relation: ids.tolist() for relation, ids in blocks.excluded.items()} == {LIKED: [3]}
-    for tables, etypes in (
-        ({**reverse, LIKED: [0, 0, 0, 0]}, {LIKES: LIKED}),
-        (reverse, {LIKES: LIKED, "likes": LIKED}),
-    ):
-        with pytest.raises(InvalidArgumentError, match="reverse_.*: relation .* is given twice"):
-            as_edge_prediction_sampler(blocks, "reverse_types", tables, etypes).sample(g, seeds)
-
-
-def test_reverse_ids_of_several_relations() -> None:
-    g, blocks = typed(), Recording()
-    reverse = {"likes": torch.tensor([3, 2, 1, 0]), LIKED: [0, 0, 0, 0]}
-    as_edge_prediction_sampler(blocks, "reverse_id", reverse).sample(g, {LIKES: [0, 1], LIKED: [2]})
-    assert {r: ids.tolist() for r, ids in blocks.excluded.items()} == {LIKES: [0, 1, 3, 2], LIKED: [2, 0]}
-    with pytest.raises(InvalidArgumentError, match="reverse_eids has no edges of .*'liked'"):
-        as_edge_prediction_sampler(blocks, "reverse_id", {"likes": [3, 2, 1, 0]}).sample(g, {LIKED: [2]})
-
-
-def test_negatives_of_many_relations_are_checked_in_one_round(job: SharedJob, typed_oracle: str) -> None:
-    g = job.open(typed_oracle)
-    before, remote = g.service.rounds, not g.loaded.topology.everywhere
-    pairs = GlobalUniform(3)(g, {r: torch.arange(20) for r in (FORWARD, SEEDS[1], REVERSE)})
-    assert g.service.rounds == before + remote
-    for relation, (src, dst) in pairs.items():
-        assert 0 < len(src) <= 60
-        assert int(src.max()) < g.num_nodes(relation[0]) and int(dst.max()) < g.num_nodes(relation[2])
-        assert not g.has_edges_between(src, dst, relation).any()
-        assert relation != SEEDS[1] or (src != dst).all()
-    u, v = g.find_edges(torch.arange(30), FORWARD)
-    exist = g.has_edges_between({"writes": u, REVERSE: v}, {"writes": v, REVERSE: u})
-    assert exist[FORWARD].all() and exist[REVERSE].all()

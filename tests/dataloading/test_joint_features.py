@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread, Timer
+from threading import Timer
 from typing import Any
 from unittest import mock
 
@@ -30,7 +30,6 @@ WITHOUT = SCHEMA.relations[4]
 
 
 def rows_of(relation: int, ids: Any, name: str) -> Any:
-    """The rows of edges by their original ids."""
     one = 1000 * relation + np.asarray(ids)
     return {"w": one.astype(np.float32), "mask": one % 2, "x": one[:, None] + np.float32([0, 0.5, 0.25])}[name]
 
@@ -137,25 +136,6 @@ def test_loaders_see_writes(job: SharedJob) -> None:
     loader.close()
 
 
-def test_narrower(tmp_path: Path) -> None:
-    path = write(tmp_path, 3)
-
-    def check(**how: Any) -> None:
-        def body() -> None:
-            g = DistGraph("joint", part_config=path, **how)
-            for relation in SCHEMA.relations:
-                for name in ("w", "x") if relation != WITHOUT else ():
-                    tensor, ids = g.edges[relation].data[name], torch.arange(g.num_edges(relation))
-                    close = rows_of(SCHEMA.relation_id(relation), orig_ids(path)[relation], name)
-                    atol = 0.0 if tensor.dtype == tensor.storage_dtype else 10
-                    assert np.allclose(tensor[ids].numpy(), close, atol=atol), (relation, name, how)
-                    assert right(path, relation, "mask", ids, g.edges[relation].data["mask"][ids])
-
-        alone(body)
-
-    check(feat_dtype={"x": torch.float16})
-
-
 def test_weights_are_looked_up_again(job: SharedJob) -> None:
     """A weight that was assigned or deleted counts in the next minibatch, and a closed one is an error."""
     g = job.open(job.write(write, 5))
@@ -233,32 +213,3 @@ def test_one_of_them_is_closed_alone(job: SharedJob) -> None:
     on_all(job.trainers, torch.equal(second[:], want) and not second.rows.window.untold)
     again = job.open(job.write(write, 4))
     assert "x" not in again.edges[SCHEMA.relations[1]].data and "x" in again.edges[SCHEMA.relations[2]].data
-
-
-@everywhere
-def test_their_memory_stays_while_one_is_drawn_by(job: SharedJob) -> None:
-    """A thread of trainer 0 is drawing by the last of them when all trainers close it."""
-    g = job.open(job.write(write, 4))
-    tensors = [g.edges[relation].data["w"] for relation in SCHEMA.relations[1:] if relation != WITHOUT]
-    last, window, inside, closed = tensors[-1].rows, tensors[0].rows.window, Event(), Event()
-
-    def draw() -> None:
-        with last.drawing:
-            inside.set()
-            assert closed.wait(60)
-
-    thread = Thread(target=draw)
-    if g.rank() == 0:
-        thread.start()
-        assert inside.wait(60)
-    for tensor in tensors:
-        tensor.close()
-    host = int(np.flatnonzero(g.session.world.is_local)[0])
-    kept = last.number in g.session.store.tensors and window.memory(host) is not None
-    closed.set()
-    if g.rank() == 0:
-        thread.join()
-    g.barrier()
-    with pytest.raises(ClosedError):
-        window.memory(host)
-    on_all(job.trainers, kept and last.number not in g.session.store.tensors)

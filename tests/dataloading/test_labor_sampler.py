@@ -23,7 +23,7 @@ from mpigraph.dataloading import (
     NeighborSampler,
     as_edge_prediction_sampler,
 )
-from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
+from mpigraph.dataloading.negative_sampler import GlobalUniform
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph
@@ -38,7 +38,6 @@ def dense_graph(num_nodes: int = 1500, num_edges: int = 40_000, seed: int = 0) -
 
 
 def drawn(block: Block) -> dict[int, tuple[int, ...]]:
-    """The drawn sources of each destination of a block, ascending."""
     src, dst = block.edges()
     sources, nodes = block.srcdata[NID][src].tolist(), block.dstdata[NID].tolist()
     taken: dict[int, list[int]] = {node: [] for node in nodes}
@@ -118,7 +117,6 @@ def check_hops(g: dist.DistGraph) -> None:
 
 
 def epochs_of(loader: object, number: int = 2) -> list[dict[int, tuple[int, ...]]]:
-    """What the innermost hop of each minibatch draws, for some epochs."""
     return [drawn(blocks[0]) for _ in range(number) for _, _, blocks in loader]
 
 
@@ -165,7 +163,6 @@ def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
 
 
 def step_of(loader: Any) -> int:
-    """The number of the next step, as a state has it."""
     return int(loader.state_dict()["progress"].rows[0, -1])
 
 
@@ -188,42 +185,10 @@ def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> Non
     on_all(job.trainers, rest == whole[-len(rest) :] and len(rest) == len(loader) - 2, str(len(rest)))
     smaller = dist.DistNodeDataLoader(g, nodes, sampler, **options | {"batch_size": 4})  # the rest in other minibatches
     smaller.load_state_dict(state)
-    steps = [step_of(smaller)]
-    batches = iter(smaller)
-    next(batches)
-    steps.append(step_of(smaller))
-    resumed.load_state_dict(smaller.state_dict())  # once more in others
-    smaller.load_state_dict(smaller.state_dict())
-    left = sum(1 for _ in smaller)
-    steps += [step_of(resumed), step_of(smaller)]
-    taken = len(loader) + 2
-    on_all(job.trainers, steps == [taken, taken + 1, taken + 1, taken + 1 + left] and left > 0, f"{steps} {taken}")
+    before, left = step_of(smaller), sum(1 for _ in smaller)
+    on_all(job.trainers, before == len(loader) + 2 and step_of(smaller) == before + left > before)
     for one in (loader, resumed, smaller):
         one.close()
-
-
-@pytest.mark.parametrize("output", ["dgl", "pyg"])
-def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: str) -> None:
-    """The seed edges are left out in each hop, so that a destination has min(k, d) of the others."""
-    g = job.open(oracle(3))
-    sampler = as_edge_prediction_sampler(LaborSampler([-1, 3]), exclude="self", negative_sampler=Uniform(1))
-    if output == "pyg":
-        pytest.importorskip("torch_geometric")
-    eids = torch.arange(g.rank(), g.num_edges(), 7)
-    degrees = g.in_degrees(torch.arange(NUM_NODES))
-    dst = g.find_edges(torch.arange(g.num_edges()))[1]
-    loader = dist.DistEdgeDataLoader(g, eids, sampler, batch_size=20, output=output, seed=1)
-    for sample in loader:
-        if output == "pyg":
-            assert sample.num_edges and not torch.isin(sample.e_id, eids[sample.input_id]).any()
-            continue
-        _, positive, _, blocks = sample
-        seeds = positive.edata[EID]
-        left = degrees - torch.bincount(dst[seeds], minlength=NUM_NODES)
-        for block, fanout in zip(blocks, (100, 3), strict=True):
-            assert not torch.isin(block.edata[EID], seeds).any()
-            assert torch.equal(block.in_degrees(), left[block.dstdata[NID]].clamp(max=fanout))
-    loader.close()
 
 
 @pytest.mark.parametrize("number", [np.int64, torch.tensor])

@@ -15,18 +15,16 @@ from oracle import NUM_NODES, open_graph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.dataloading.seeds import agreed_steps, batch_bounds
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs.block import to_block
-from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.fields import EID
 from mpigraph.kernels.sample import copy_neighbours
 from mpigraph.log import get_logger
 from mpigraph.session.context import current
 
 
 def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
-    """Disjoint seeds of chosen sizes for each rank."""
     begin = sum(sizes[:rank])
     return np.arange(begin, begin + sizes[rank])
 
@@ -77,41 +75,6 @@ def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> No
     assert len(keeping) == len(dropping) == 1  # DDP can go in step
 
 
-def test_blocks_are_chained_and_true(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(g.ndata["third"])
-    for sampler in (NeighborSampler([4, 3, 2]), MultiLayerFullNeighborSampler(2)):
-        for inputs, outputs, blocks in dist.DistNodeDataLoader(g, mine, sampler, batch_size=4):
-            assert torch.equal(blocks[0].srcdata[NID], inputs)
-            assert torch.equal(blocks[-1].dstdata[NID], outputs)
-            for inner, outer in zip(blocks[1:], blocks, strict=False):
-                assert torch.equal(inner.srcdata[NID], outer.dstdata[NID])
-            for block in blocks:
-                ids = block.srcdata[NID]
-                assert len(torch.unique(ids)) == len(ids)
-                assert torch.equal(ids[: block.number_of_dst_nodes()], block.dstdata[NID])
-                src, dst = block.edges()
-                found = g.find_edges(block.edata[EID])
-                assert torch.equal(found[0], ids[src]) and torch.equal(found[1], ids[dst])
-            assert (g.ndata["feat"][inputs][:, 0] == g.ndata["orig"][inputs]).all()
-
-
-@everywhere
-def test_prefetching_changes_nothing(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(np.ones(NUM_NODES))
-    epochs = []
-    for depth in (0, 1, 4):
-        loader = dist.DistNodeDataLoader(
-            g, mine, NeighborSampler([3, 3]), batch_size=7, shuffle=True, num_prefetch=depth, seed=5
-        )
-        epochs.append([digest(batch) for _ in range(2) for batch in loader])
-    assert epochs[0] == epochs[1] == epochs[2]
-    assert len(set(epochs[0])) == len(epochs[0])
-    loader.set_epoch(1)
-    assert [digest(batch) for batch in loader] == epochs[0][len(loader) :]
-
-
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
     job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
@@ -141,30 +104,6 @@ def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
         g.barrier()
         counts.append(len(current().store.caches))
     assert counts[-1] <= 4
-
-
-def test_a_user_collate_function_may_sample_and_read(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-
-    def collate(seeds: list[int]):
-        assert all(isinstance(seed, int) for seed in seeds)
-        frontier = dist.sample_neighbors(g, seeds, 3)
-        block = to_block(frontier, torch.tensor(seeds))
-        return seeds, block, g.ndata["orig"][block.srcdata[NID]]
-
-    loader = dist.DistDataLoader(range(0, NUM_NODES, 2), 8, collate_fn=collate, shuffle=True)
-    epochs = []
-    for _ in range(2):
-        seen, draws = [], []
-        for seeds, block, orig in loader:
-            seen += seeds
-            draws.append((tuple(seeds), tuple(orig.tolist())))
-            assert torch.equal(g.ndata["orig"][block.dstdata[NID]], orig[: len(seeds)])
-        assert sorted(seen) == list(range(0, NUM_NODES, 2))
-        epochs.append(draws)
-    assert epochs[0] != epochs[1]
-    plain = dist.DistDataLoader(torch.arange(5), 2)
-    assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4]]
 
 
 def drawn(sample: tuple) -> tuple:
@@ -281,7 +220,6 @@ def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, oracle) -> N
     seeds = g.in_degrees(torch.arange(NUM_NODES)).argmax().repeat(12)
 
     def draws(shuffle: bool, state: dict | None = None, most: int = 12) -> tuple[list, dict]:
-        """The draws of a loader that goes on from a state, up to some number, and its state then."""
         options = {"batch_size": 1, "shuffle": shuffle, "seed": 2}  # another order: a pass over the rest
         loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([5]), **options)
         if state is not None:
@@ -345,12 +283,6 @@ def test_steps_and_bounds_of_the_docstring() -> None:
     fewest = agreed_steps(9, 4, True, lambda value, largest: min(value, 2))
     assert fewest == 2 and np.diff(batch_bounds(9, 4, True, fewest)).tolist() == [4, 4]
     assert agreed_steps(0, 4, True, lambda value, largest: value) == 0
-
-
-def test_shuffles_are_reproducible_permutations() -> None:
-    a, b, c = (shuffled(50, 3, epoch, 0) for epoch in (0, 0, 1))
-    assert (a == b).all() and (a != c).any()
-    assert sorted(a.tolist()) == list(range(50))
 
 
 def test_two_graphs_are_sampled_in_different_orders_and_numbers(job: SharedJob, oracle) -> None:
@@ -444,66 +376,32 @@ def test_new_times_under_a_loader_must_be_prepared(job: SharedJob, oracle) -> No
     loader.close()
 
 
-SAYS = "was made before, and repeats its order and draws"
-OPTIONS = {"batch_size": 8, "shuffle": True}
+MADE: dict[str, tuple[list[dict[str, Any]], int]] = {  # loaders that are made one after the other, and warnings
+    "the same": ([{}, {}, {}, {"batch_size": 5}, {"batch_size": 5}], 1),
+    "negatives are draws": ([{"make": dist.DistEdgeDataLoader, "sampler": MultiLayerFullNeighborSampler(1),
+                              "negative_sampler": Uniform(1), "shuffle": False}] * 2, 1),
+    "nothing drawn": ([{"sampler": MultiLayerFullNeighborSampler(1), "shuffle": False}] * 3, 0),
+    "a seed": ([{"seed": 5}] * 3, 0),
+    "seed 0": ([{"seed": 0}] * 3, 0),
+    "others": ([{}, {"seeds": 19}, {"batch_size": 9}, {"sampler": NeighborSampler([3])}, {"drop_last": True}], 0),
+    "their epoch": ([{"epoch": number} for number in range(3)], 0),
+}  # fmt: skip
 
 
-@pytest.fixture
-def loader(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """Makes loaders in a job that has made none; and counts warnings on the first trainer."""
+@pytest.mark.parametrize("name", MADE)
+def test_a_loader_that_is_made_in_each_epoch_is_warned_of_once(
+    job: SharedJob, oracle, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     g = job.open(oracle(2))
     monkeypatch.setattr(g.session, "loaders_begun", set())
-
-    def make(sampler: object = None, seeds: int = 20, make: type = dist.DistNodeDataLoader, **options: object):
-        return make(g, torch.arange(seeds), sampler or NeighborSampler([2]), **(OPTIONS | options))
-
-    def warned() -> int:
-        return caplog.text.count(SAYS)
-
-    def epoch(made: object) -> list[int]:
-        return torch.cat([nodes for _, nodes, _ in made]).tolist()
-
-    return make, epoch, warned, int(g.rank() == 0), job.trainers
-
-
-def test_a_loader_that_is_made_in_each_epoch_is_warned_of_once(loader) -> None:
-    make, epoch, warned, expected, comm = loader
-    kept = make()
-    orders = [epoch(kept) for _ in range(3)]
-    assert len(set(map(str, orders))) == 3 and warned() == 0
-    assert epoch(make()) == orders[0]  # bits stay
-    first = warned()
-    epoch(make())
-    for _ in range(2):
-        epoch(make(batch_size=5))
-    on_all(comm, first == warned() == expected, str(first))
-
-
-SAME = {
-    "nothing drawn": [{"sampler": MultiLayerFullNeighborSampler(1), "shuffle": False}] * 3,
-    "a seed": [{"seed": 5}] * 3,
-    "seed 0": [{"seed": 0}] * 3,
-    "other loaders": [{}, {"seeds": 19}, {"batch_size": 9}, {"sampler": NeighborSampler([3])}, {"drop_last": True}],
-    "their epoch": [{}] * 3,
-}
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_loaders_that_are_told_or_differ_or_draw_nothing_are_not_warned_of(loader, name: str) -> None:
-    make, epoch, warned, _, comm = loader
-    orders = []
-    for number, options in enumerate(SAME[name]):
-        made = make(**options)
-        if name == "their epoch":
-            made.set_epoch(number)
-        orders.append(str(epoch(made)))
-    on_all(comm, warned() == 0 and (name != "their epoch" or len(set(orders)) == 3))
-
-
-def test_negatives_are_draws(loader) -> None:
-    """Also where neighbours are all, and the order is the same."""
-    make, _, warned, expected, comm = loader
-    for _ in range(2):
-        how = {"make": dist.DistEdgeDataLoader, "seeds": 6, "batch_size": 3, "shuffle": False}
-        assert len(list(make(MultiLayerFullNeighborSampler(1), negative_sampler=Uniform(1), **how))) == 2
-    on_all(comm, warned() == expected)
+    said: list[str] = []
+    monkeypatch.setattr(get_logger(), "warning", lambda text, *args: said.append(text % args))
+    for given in MADE[name][0]:
+        options = {"batch_size": 8, "shuffle": True} | given
+        seeds, sampler = torch.arange(options.pop("seeds", 20)), options.pop("sampler", NeighborSampler([2]))
+        make, epoch = options.pop("make", dist.DistNodeDataLoader), options.pop("epoch", 0)
+        loader = make(g, seeds, sampler, **options)
+        loader.set_epoch(epoch) if epoch else None
+        assert len(list(loader)) == len(loader) > 0
+    warned = sum("was made before, and repeats its order and draws" in text for text in said)
+    on_all(job.trainers, warned == MADE[name][1] * (g.rank() == 0), str(warned))

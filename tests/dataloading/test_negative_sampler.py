@@ -8,7 +8,7 @@ from memory_graphs import InMemory
 from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler, negative_sampler
+from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform,
     JointUniform,
@@ -53,7 +53,6 @@ def is_even(counts: np.ndarray) -> bool:
 
 
 def small() -> InMemory:
-    """An edge from each node v to v + 1."""
     nodes = torch.arange(NUM_NODES)
     return InMemory(graph((nodes, (nodes + 1) % NUM_NODES)))
 
@@ -124,21 +123,6 @@ def test_an_edge_has_the_same_negatives_on_every_layout(job: SharedJob, oracle, 
     wrong = [eid for mine, all_of in zip(found, alone, strict=True) for eid in mine if mine[eid] != all_of[eid]]
     on_all(job.trainers, not wrong, f"{wrong}")
     assert sum(job.trainers.allgather(len(found[1]))) == NUM_EDGES
-
-
-def test_uniform_keeps_the_source(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    eids = torch.arange(g.rank(), NUM_EDGES, 5)
-    src, dst = Uniform(4)(g, eids)
-    assert src.dtype == dst.dtype == torch.int64
-    assert torch.equal(src, g.find_edges(eids)[0].repeat_interleave(4))
-    assert int(dst.min()) >= 0 and int(dst.max()) < NUM_NODES
-    again = Uniform(4)(g, eids)[1]
-    assert not torch.equal(dst, again)  # two calls differ
-    assert negative_sampler.PerSourceUniform is Uniform
-    keyed = Uniform(2)(g, {"_E": eids})
-    assert list(keyed) == [("_N", "_E", "_N")] and len(keyed["_N", "_E", "_N"][0]) == 2 * len(eids)
-    assert [len(ends) for ends in Uniform(2)(g, [])] == [0, 0]
 
 
 def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, oracle) -> None:

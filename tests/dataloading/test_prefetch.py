@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, rotated
+from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -24,7 +24,6 @@ from mpigraph.mpi.wait import Backoff, Policy
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.exchanges import InRounds
-from mpigraph.session.context import current
 
 WORLD: Any = SimpleNamespace(
     threads_may_communicate=True, watchdog=SimpleNamespace(own=lambda what: nullcontext(), working=nullcontext)
@@ -48,17 +47,6 @@ def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, dept
 
     layout.run(body)
     assert not [thread for thread in threading.enumerate() if thread.name == "mpigraph-prefetch"]
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_loop_that_is_never_begun(job: SharedJob, oracle, depth: int) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(np.ones(NUM_NODES))
-    loader = dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth)
-    steps = 0 if g.rank() == 0 else len(loader)
-    assert sum(1 for _ in zip(range(steps), loader, strict=False)) == steps
-    iter(dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=4, num_prefetch=depth))
-    quiet_barrier(current().world.trainers)  # the end of the job, which ends all epochs, is not yet
 
 
 @pytest.mark.parametrize("depth", [0, 2])

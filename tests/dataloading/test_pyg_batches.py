@@ -4,7 +4,6 @@ PyG draws neighbours with pyg-lib. Where that is not installed its NeighborLoade
 does the same in plain Python where all neighbours are taken; everything else is PyG's own.
 """
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -15,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import digest
-from layouts import ALONE, Layout, SharedJob, everywhere, on_all, on_layouts, rotated
+from layouts import ALONE, Layout, SharedJob, on_all, on_layouts, rotated
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
@@ -25,14 +23,13 @@ from torch_geometric.typing import WITH_PYG_LIB
 
 import mpigraph.distributed as dist
 from mpigraph.convert import from_pyg
-from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler
+from mpigraph.dataloading import BlockSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import NID
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.session.context import current
 
 CLASSES = 3
@@ -51,16 +48,6 @@ KINDS: dict[str, tuple[dict[str, int], tuple]] = {
         ),
     ),
 }
-SAMPLERS = {
-    "uniform": NeighborSampler([3, 2]),
-    "replace": NeighborSampler([2, 3, 2], replace=True),
-    "all": NeighborSampler([-1, -1]),
-    "prob": NeighborSampler([2, 2], prob="weight"),
-    "no-eids": NeighborSampler([3, 3], return_eids=False),
-    "no-layer": NeighborSampler([]),
-    "labor": LaborSampler([3, 2]),
-}
-NUM_BATCHES = 4
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -107,22 +94,15 @@ def write(job: SharedJob) -> Callable[..., str]:
     return lambda kind, num_parts=3: job.write(partition, kind, num_parts)
 
 
-def open_graph(path: str) -> dist.DistGraph:
-    return dist.DistGraph(Path(path).stem, part_config=path)
-
-
 def seeds_of(kind: str, ids: Any) -> Any:
-    """Seeds as the loader takes them: of papers where there are types."""
     return torch.as_tensor(ids) if kind == "plain" else {"paper": torch.as_tensor(ids)}
 
 
 def store_of(batch: Data | HeteroData) -> Any:
-    """Where the attributes of the seeds' type are."""
     return batch["paper"] if isinstance(batch, HeteroData) else batch
 
 
 def whole(kind: str, with_weights: bool = True) -> Data | HeteroData:
-    """The whole graph as PyG has it."""
     source = source_of(kind)
     data = Data() if kind == "plain" else HeteroData()
     for ntype, count in zip(source.schema.ntypes, source.num_nodes, strict=True):
@@ -184,7 +164,6 @@ class AllNeighbors(BaseSampler):
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether two minibatches have the same attributes with the same values."""
     if isinstance(ours, HeteroData):
         same_types = ours.node_types == theirs.node_types and ours.edge_types == theirs.edge_types
         return same_types and all(same(ours[key], theirs[key]) for key in (*ours.node_types, *ours.edge_types))
@@ -225,7 +204,6 @@ def test_minibatches_are_those_of_neighbor_loader(job: SharedJob, write, kind: s
 
 
 def edges_of(kind: str, eids: Any) -> Any:
-    """Seed edges as the loader takes them."""
     return torch.as_tensor(eids) if kind == "plain" else {WRITES: torch.as_tensor(eids)}
 
 
@@ -305,8 +283,9 @@ def test_negatives_labels_and_exclusion(job: SharedJob, write) -> None:
             heads = np.delete(ends[1], ids) if relation == WRITES else ends[1]
             found = batch[relation[2]]
             left = np.bincount(heads, minlength=counts[relation[2]])[found.n_id]
+            limits = np.repeat([3, 2, 0], found.num_sampled_nodes)  # of the hop after the one that found the node
             drawn_by = torch.bincount(batch[relation].edge_index[1], minlength=len(found.n_id)).numpy()
-            assert np.array_equal(drawn_by, np.minimum(left, limits_of(sampler.fanouts, found.num_sampled_nodes)))
+            assert np.array_equal(drawn_by, np.minimum(left, limits))
     for batch in dist.DistEdgeDataLoader(g, eids, sampler, labels="weight", **options):
         ids = eids[WRITES][batch[WRITES].input_id.numpy()]
         assert torch.equal(batch[WRITES].edge_label, g.edges[WRITES].data["weight"][ids])
@@ -315,90 +294,6 @@ def test_negatives_labels_and_exclusion(job: SharedJob, write) -> None:
     with pytest.raises(InvalidArgumentError, match="one edge_label for each relation"):
         dist.DistEdgeDataLoader(g, eids, sampler, labels=["weight", "double"], output="pyg")
     g.barrier()
-
-
-def batch_seeds(kind: str, number: int) -> Any:
-    """Seeds of one minibatch, of two types where there are types; one is repeated."""
-    rng = np.random.default_rng(number)
-    papers = rng.permutation(67)[:9].astype(np.int64)
-    if kind == "plain":
-        return torch.from_numpy(np.append(papers, papers[2]))
-    return {"author": torch.from_numpy(rng.permutation(41)[:4].astype(np.int64)), "paper": torch.from_numpy(papers)}
-
-
-def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
-    g, found = open_graph(path), {}
-    none = torch.empty(0, dtype=torch.int64)
-    for name, sampler in SAMPLERS.items():
-        for number in range(NUM_BATCHES):
-            mine = number % trainers == rank
-            nothing = none if kind == "plain" else {"paper": none}
-            seeds = batch_seeds(kind, number) if mine else nothing
-            sample = g.sample_subgraph(seeds, dataclasses.replace(sampler.arguments, seed=7))
-            if mine:
-                found[name, number] = digest(
-                    [
-                        *map(torch.tensor, (*sample.num_nodes, *sample.num_edges)),
-                        *sample.ids,
-                        *sample.edges,
-                        *(sample.eids or []),
-                    ]
-                )
-    return found
-
-
-@pytest.mark.slow
-@everywhere
-@rotated(2)
-@ALL_KINDS
-def test_subgraphs_are_the_same_in_every_layout(job: SharedJob, write, kind: str) -> None:
-    path, alone = write(kind, 4), write(kind, 1)
-    expected = job.alone(lambda: sample_all(alone, kind, 0, 1))
-    job.open(path)
-    found = sample_all(path, kind, current().rank, current().num_trainers)
-    wrong = [key for key, value in found.items() if expected[key] != value]
-    on_all(job.trainers, not wrong, f"{wrong}")
-    assert len(set(expected.values())) == len(expected)
-    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
-
-
-@ALL_KINDS
-def test_every_node_is_expanded_once_by_edges_of_the_graph(job: SharedJob, write, kind: str) -> None:
-    path = write(kind)
-    g = job.open(path)
-    for number in range(NUM_BATCHES):
-        for fanouts, replace in (([2, 3], False), ([3, 1, 2], True)):
-            subgraph = g.sample_subgraph(batch_seeds(kind, number), fanouts, replace=replace)
-            check(g, source_of(kind).schema, subgraph, fanouts, replace)
-
-
-def limits_of(fanouts: list[int], num_nodes: list[int]) -> np.ndarray:
-    """How many in-neighbours each node may have drawn: as the hop says that follows on the one that found it."""
-    return np.repeat([*fanouts[::-1], 0], num_nodes)
-
-
-def check(g: dist.DistGraph, schema: Schema, subgraph: Subgraph, fanouts: list[int], replace: bool) -> None:
-    """What nodes have found, hop by hop, and that nothing else is there."""
-    found_by = [np.repeat(np.arange(len(fanouts) + 1), counts) for counts in subgraph.num_nodes]
-    for r, relation in enumerate(schema.relations):
-        src, dst = schema.ends(r)
-        src_ids, dst_ids = torch.from_numpy(subgraph.ids[src]), torch.from_numpy(subgraph.ids[dst])
-        row, col = subgraph.edges[r]
-        ends = g.find_edges(torch.from_numpy(subgraph.eids[r]), etype=relation)
-        assert torch.equal(ends[0], src_ids[row]) and torch.equal(ends[1], dst_ids[col])
-        hops = np.repeat(np.arange(len(fanouts)), subgraph.num_edges[r])
-        assert np.array_equal(found_by[dst][col], hops)  # drawn in the hop after the one that found the node
-        assert (found_by[src][row] <= hops + 1).all()
-        degrees = g.in_degrees(dst_ids, etype=relation).numpy()
-        limits = limits_of(fanouts, subgraph.num_nodes[dst])
-        wanted = np.where(degrees > 0, limits, 0) if replace else np.minimum(degrees, limits)
-        assert np.array_equal(np.bincount(col, minlength=len(degrees)), wanted)
-        if not replace:
-            assert len(np.unique(np.stack([col, subgraph.eids[r]]), axis=1).T) == len(col)
-    for ids, counts in zip(subgraph.ids, subgraph.num_nodes, strict=True):
-        assert len(ids) == sum(counts) and len(np.unique(ids[counts[0] :])) == len(ids) - counts[0]
-        assert not set(ids[: counts[0]].tolist()) & set(ids[counts[0] :].tolist())
 
 
 def test_seeds_of_several_types(job: SharedJob, write) -> None:
@@ -421,8 +316,6 @@ def test_seeds_of_several_types(job: SharedJob, write) -> None:
 
 
 class OnlyBlocks(BlockSampler):
-    """A sampler that cannot make subgraphs."""
-
     def sample_blocks(self, g, seed_nodes, exclude_eids=None):
         raise NotImplementedError
 
@@ -449,11 +342,6 @@ def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pyt
     g.barrier()
 
 
-def add(features: Any, name: str, rows: int, policy: Any) -> None:
-    """A feature of zeros."""
-    features[name] = dist.DistTensor((rows,), torch.float32, part_policy=policy)
-
-
 @on_layouts([ALONE, Layout(2, 0, 1)])
 def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> None:
     """What a minibatch has already, on nodes and on edges, and what nodes and edges of a ``Data`` share."""
@@ -462,25 +350,23 @@ def test_names_that_pyg_has_taken_are_refused_at_once(job: SharedJob, write) -> 
     taken += ["batch_size", "edge_label", "edge_label_index", "adj_t"]
 
     def refused(g: dist.DistGraph, match: str, nodes: Any, **feats: Any) -> None:
-        sampler = NeighborSampler([2], **feats)
-        edges = {r: [0] for r in g.canonical_etypes[:1]}
-        for loader, seeds in ((dist.DistNodeDataLoader, seeds_of(g.graph_name, [1])),
-                              (dist.DistEdgeDataLoader, edges)):  # fmt: skip
+        sampler, edges = NeighborSampler([2], **feats), {r: [0] for r in g.canonical_etypes[:1]}
+        for make, seeds in ((dist.DistNodeDataLoader, seeds_of(g.graph_name, [1])), (dist.DistEdgeDataLoader, edges)):
             with pytest.raises(InvalidArgumentError, match=match):
-                loader(g, seeds, sampler, features=nodes, output="pyg")
+                make(g, seeds, sampler, features=nodes, output="pyg")
 
     for kind, path in paths.items():
         g = job.open(path)
         ntype, relation = ("paper", WRITES) if kind == "typed" else (DEFAULT_NTYPE, DEFAULT_ETYPE)
         nodes, edges = g.nodes[ntype].data, g.edges[relation].data
+        policies = g.get_node_partition_policy(ntype), g.get_edge_partition_policy(relation)
+        for name in (*taken, "weight"):
+            for data, policy in zip((nodes, edges), policies, strict=True):
+                data[name] = dist.DistTensor((policy.get_size(),), torch.float32, part_policy=policy)
         for name in taken:
-            add(nodes, name, g.num_nodes(ntype), g.get_node_partition_policy(ntype))
-            add(edges, name, g.num_edges(relation), g.get_edge_partition_policy(relation))
-            refused(g, f"feature '{name}' on nodes: PyG means something else", name)
-            refused(g, f"feature '{name}' on nodes", {ntype: ["x", name]})
+            refused(g, f"feature '{name}' on nodes: PyG means something else", {ntype: ["x", name]})
             refused(g, f"feature '{name}' on nodes", (), prefetch_node_feats=["x", name])
             refused(g, f"feature '{name}' on edges", "x", prefetch_edge_feats={relation: name})
-        add(nodes, "weight", g.num_nodes(ntype), g.get_node_partition_policy(ntype))
         both = NeighborSampler([2], prefetch_edge_feats="weight")
         if kind == "plain":
             refused(g, "nodes and edges both have 'weight'", "weight", prefetch_edge_feats="weight")

@@ -1,6 +1,5 @@
 """Loaders with times: each seed has its own, also those of edges and of negatives, and nothing newer is ever seen."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ from layouts import SharedJob, on_all, rotated
 from temporal_graphs import Temporal, temporal, write
 
 import mpigraph.distributed as dist
-from mpigraph import checkpoint
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
 from mpigraph.errors import InvalidArgumentError
@@ -117,60 +115,6 @@ def test_pyg_minibatches_of_edges_have_their_times(job: SharedJob) -> None:
             assert torch.equal(store.seed_time, now)
             assert torch.equal(store.edge_label_time, torch.cat([now, now.repeat_interleave(2)]))
             assert store.edge_label_index.shape == (2, len(store.edge_label_time))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("of_edges", [False, True])
-def test_what_is_left_for_others_keeps_its_time(job: SharedJob, tmp_path: Path, of_edges: bool) -> None:
-    """In a loader of other batches, which shares it anew; a place tells where a seed was first."""
-    pytest.importorskip("torch_geometric")
-    some = temporal(SEED, False, False)
-    g = job.open(job.write(write, SEED, False, False))
-    path = job.one_has(lambda: tmp_path)
-    (count,) = some.counts.values()
-    size = len(some.edge_time[some.schema.relations[0]]) if of_edges else count
-    ids = np.arange(size)[job.rank :: job.trainers.size]
-    times = ids % 5 + 10
-    make = dist.DistEdgeDataLoader if of_edges else dist.DistNodeDataLoader
-    timed = {"edge_label_time" if of_edges else "input_time": times}
-    if of_edges:
-        timed["labels"] = "mask"
-
-    def loader(batch_size: int) -> Any:
-        return make(g, ids, SAMPLERS[0], batch_size=batch_size, shuffle=True, output="pyg", **timed)
-
-    def seeds(data: Any) -> list[tuple[int, int]]:
-        if not of_edges:
-            return list(zip(data.n_id[: data.batch_size].tolist(), data.seed_time.tolist(), strict=True))
-        found = data.input_id * job.trainers.size  # their first trainer is not told, but their ends are
-        ends = data.n_id[data.edge_label_index].numpy()
-        all_ends = np.stack(some.ends[some.schema.relations[0]])
-        of = [
-            next(
-                e
-                for e in range(at, min(at + job.trainers.size, size))
-                if (all_ends[:, e] == end).all() and e % 5 == now
-            )
-            for at, end, now in zip(found.tolist(), ends.T, (data.seed_time - 10).tolist(), strict=True)
-        ]
-        assert np.array_equal(data.edge_label.numpy(), some.mask[some.schema.relations[0]][of])
-        return list(zip(of, data.seed_time.tolist(), strict=True))
-
-    first = loader(2)
-    batches = iter(first)
-    used = seeds(next(batches))
-    checkpoint.save({"loader": first}, checkpoint_id=path / "c")
-    batches.close()
-    again = loader(3)
-    checkpoint.load({"loader": again}, checkpoint_id=path / "c")
-    used += [seed for data in again for seed in seeds(data)]
-    everything = [seed for of in job.trainers.allgather(used) for seed in of]
-    on_all(job.trainers, sorted(everything) == [(v, v % 5 + 10) for v in range(size)])
-    other = make(
-        g, ids, SAMPLERS[0], batch_size=3, shuffle=True, output="pyg", **timed | {next(iter(timed)): times + 1}
-    )
-    with pytest.raises(InvalidArgumentError, match="hash of seeds"):
-        checkpoint.load({"loader": other}, checkpoint_id=path / "c")
 
 
 @rotated(4)

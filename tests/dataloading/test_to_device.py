@@ -82,7 +82,6 @@ def open_for(make: Any, job: SharedJob, oracle: Any, typed_oracle: str) -> dist.
 
 
 def contents(part: Any) -> Iterator[Any]:
-    """Everything in a minibatch, in some order."""
     if isinstance(part, InMemoryGraph):
         sides = [(part.srcnodes, part.srctypes), (part.dstnodes, part.dsttypes)]
         for frame in [nodes[t].data for nodes, types in sides for t in types]:
@@ -253,15 +252,11 @@ def test_rows_read_by_hand_are_pinned(fake: FakeGpu, job: SharedJob, oracle: Any
 
 
 class Forbidden(accelerators.Accelerator):
-    """Whatever is asked of it is too much."""
-
     def __getattribute__(self, name: str) -> Any:
         raise AssertionError(f"the CPU needs no {name} of an accelerator")
 
 
 class Remembering(NeighborSampler):
-    """Keeps what it has drawn."""
-
     def sample_blocks(self, *args: Any, **options: Any) -> Any:
         self.drawn = getattr(self, "drawn", [])
         self.drawn.append(super().sample_blocks(*args, **options))

@@ -54,28 +54,6 @@ def test_labels_of_one_edge_type(job: SharedJob, typed_oracle: str) -> None:
             assert "edge" not in positive.edges[READS].data
 
 
-def test_edges_are_looked_up_whatever_the_order_and_spelling_of_types(job: SharedJob, typed_oracle: str) -> None:
-    g = job.open(typed_oracle)
-    ends = {r: g.find_edges(torch.arange(10), r) for r in (FORWARD, CITES)}
-    u = {"writes": ends[FORWARD][0], CITES: ends[CITES][0]}
-    v = {"cites": ends[CITES][1], "author:writes:paper": ends[FORWARD][1]}
-    found = g.has_edges_between(u, v)
-    assert list(found) == [FORWARD, CITES] and all(some.all() for some in found.values())
-    wrong = g.has_edges_between({CITES: ends[CITES][0]}, {"cites": ends[CITES][0]})  # no node cites itself
-    assert wrong[CITES].tolist() == (ends[CITES][0] == ends[CITES][1]).tolist()
-
-
-def test_an_edge_type_has_its_negatives_once(job: SharedJob, typed_oracle: str) -> None:
-    g = job.open(typed_oracle)
-    negatives = {name: (torch.arange(1), torch.arange(1)) for name in ("writes", FORWARD)}
-    loader = dist.DistEdgeDataLoader(
-        g, {FORWARD: [1]}, NeighborSampler([2]), negative_sampler=lambda g, eids: negatives
-    )
-    with pytest.raises(InvalidArgumentError, match="negatives: relation .*'writes'.* is given twice"):
-        list(loader)
-    g.barrier()
-
-
 def test_reverse_edges_are_looked_up_by_their_ends(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     tables = reverse_edges(g, {FORWARD: REVERSE, REVERSE[1]: FORWARD[1]})

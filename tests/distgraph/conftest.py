@@ -8,5 +8,4 @@ import mpigraph.distributed as dist
 
 @pytest.fixture
 def g(job: SharedJob, oracle) -> dist.DistGraph:
-    """The oracle in three parts."""
     return job.open(oracle(3))

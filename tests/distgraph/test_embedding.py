@@ -161,13 +161,6 @@ def test_a_name_attaches(g: dist.DistGraph) -> None:
         again([1])
 
 
-def test_rows_of_edges(g: dist.DistGraph) -> None:
-    emb = dist.DistEmbedding(g.num_edges(), 1, init_func=own_id, part_policy=g.get_edge_partition_policy())
-    ids = torch.arange(0, g.num_edges(), 7)
-    assert torch.equal(emb(ids).detach()[:, 0], ids.float())
-    assert emb.part_policy.policy_str == g.get_edge_partition_policy().policy_str
-
-
 def test_an_init_func_that_fails_leaves_the_generators(g: dist.DistGraph) -> None:
     before = torch.get_rng_state()
     with pytest.raises(InvalidArgumentError, match=r"'x' failed on every rank.*shape \(101, 2\) \(got \(101,\)"):

@@ -126,7 +126,6 @@ def check_rows(g: dist.DistGraph, dtype: torch.dtype) -> None:
 
 
 def check_memory(g: dist.DistGraph, dtype: torch.dtype) -> None:
-    """Rows take the memory of their dtype."""
     window = g.ndata["feat"].rows.window
     local = np.flatnonzero(window.world.is_local)
     rows = np.diff(window.offsets)[local].sum()

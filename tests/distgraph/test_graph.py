@@ -26,7 +26,6 @@ def degrees_of(orig: torch.Tensor) -> torch.Tensor:
 
 
 def check_edges(g: dist.DistGraph, src: torch.Tensor, dst: torch.Tensor, eids: torch.Tensor) -> None:
-    """Every edge exists, under its own id."""
     orig = g.ndata["orig"]
     assert torch.equal(g.edata["edge"][eids], 1000 * orig[dst] + orig[src])
 

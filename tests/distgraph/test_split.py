@@ -16,7 +16,6 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import current
-from mpigraph.store import derived
 from mpigraph.store.derived import MaskCounts, block_bounds
 
 MASKS = {
@@ -106,36 +105,6 @@ def test_ids_of_one_or_two_nodes_are_no_mask(job: SharedJob, dtype: type) -> Non
     ]
 
 
-class Watched:
-    """A mask that notes what is read of it."""
-
-    def __init__(self, mask: np.ndarray) -> None:
-        self.mask, self.shape, self.read = mask, mask.shape, []
-
-    def __len__(self) -> int:
-        return len(self.mask)
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        self.read.append((part.start, part.stop))
-        return self.mask[part]
-
-
-def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = oracle(3)
-    monkeypatch.setattr("mpigraph.distgraph.split._BLOCK", 10)
-    once = [(first, min(first + 10, NUM_NODES)) for first in range(0, NUM_NODES, 10)]
-
-    def body() -> list[int]:
-        job.open(path)
-        mask = Watched((np.arange(NUM_NODES) % 3 == 0).astype(np.uint8))
-        share = dist.node_split(mask).tolist()
-        assert mask.read == once + [block for block in once if any(block[0] <= i < block[1] for i in share)]
-        return share
-
-    gathered = job.trainers.allgather(body())
-    assert sum(gathered, []) == list(range(0, NUM_NODES, 3))
-
-
 class Arithmetic:
     """A mask of so many entries that selects every ``step``-th one; it notes how many are read."""
 
@@ -198,16 +167,6 @@ def test_a_mask_is_counted_anew_when_it_was_written(
         assert len(dist.node_split(t)) == 0  # read whole: others do not know yet
     g.barrier()
     assert len(dist.node_split(t)) == 0
-
-
-def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(g: dist.DistGraph) -> None:
-    state = current().store
-    masks = [t for t in state.tensors.values() if derived.is_mask(t)]
-    assert masks
-    for t in masks:
-        counts = state.mask_counts(t)
-        assert counts is not None and counts.counts.sum() == np.count_nonzero(t.gather(np.arange(t.shape[0])))
-    del g
 
 
 @needs_threads

@@ -87,16 +87,6 @@ def test_writes_broadcast_and_last_of_equal_rows_wins(g: dist.DistGraph) -> None
     assert torch.equal(t[:], want)
 
 
-def test_two_writers_of_a_row_leave_one_of_the_two(g: dist.DistGraph) -> None:
-    t = dist.DistTensor((NUM_NODES, 200), torch.float32)
-    for _ in range(5):
-        t[:] = g.rank() + 1
-    g.barrier()
-    rows = t[:]
-    assert (rows == rows[:, :1]).all()
-    assert rows.min() >= 1 and rows.max() <= current().num_trainers
-
-
 def test_rows_go_to_another_device(g: dist.DistGraph) -> None:
     """``meta`` is a device that every torch has."""
     rows = g.ndata["feat"].gather([3, 1], device="meta")
@@ -171,14 +161,6 @@ def test_a_tensor_that_one_trainer_dropped_is_made_anew(job: SharedJob, oracle) 
     del best
     g.barrier()
     assert [tensor for tensor in session.store.tensors.values() if tensor.name == "h"] == [again.rows]
-
-
-def test_close_ends_a_tensor(g: dist.DistGraph) -> None:
-    t = dist.DistTensor((NUM_NODES,), torch.int64, "h")
-    t.close()
-    t.close()
-    with pytest.raises(ClosedError, match="'h' was closed"):
-        t[0]
 
 
 def test_union_of_masks(g: dist.DistGraph) -> None:

@@ -9,28 +9,13 @@ from layouts import SharedJob
 from typed_parts import COUNTS, EDGES, typed_source, write_typed
 
 import mpigraph.distributed as dist
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, TensorMismatchError
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, TensorMismatchError
 from mpigraph.session.context import current
 
 
 @pytest.fixture
 def typed(job: SharedJob) -> str:
     return job.write(write_typed)
-
-
-def test_policies_of_every_type(job: SharedJob, typed: str) -> None:
-    g = job.open(typed)
-    assert g.etypes == ["reviews", "writes", "edits", "hosts", "cites", "in", "reads"] == [r[1] for r in EDGES]
-    names = {f"node~{ntype}": (g.get_node_partition_policy(ntype), n) for ntype, n in COUNTS.items()}
-    for number, (r, n) in enumerate(EDGES.items()):
-        for name in (r, r[1], ":".join(r)):
-            names[f"edge~{':'.join(r)}"] = g.get_edge_partition_policy(name), n
-            assert (g.to_canonical_etype(name), g.get_etype_id(name), g.num_edges(name)) == (r, number, n)
-    assert all((policy.policy_str, policy.get_size()) == (name, n) for name, (policy, n) in names.items())
-    for call in (g.get_node_partition_policy, g.get_edge_partition_policy):
-        for names_none, words in (((), "type is ambiguous"), (("x",), "'x' does not exist")):
-            with pytest.raises((NodeTypeError, EdgeTypeError), match=words):
-                call(*names_none)
 
 
 def test_a_name_of_two_relations_needs_the_triple(job: SharedJob, tmp_path: Path) -> None:

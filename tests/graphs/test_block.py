@@ -74,12 +74,6 @@ def test_a_slice_holds_one_relation_and_shares_features():
     assert b["follows"].srctypes == b["follows"].dsttypes == ["user"]
 
 
-def test_what_is_left_out_is_empty():
-    b = Block.from_csc(TYPES, {}, {"user": np.array([4])}, {"user": 1})
-    assert b.num_edges() == 0 and b.num_src_nodes("item") == 0 and b.in_degrees(etype=RATES).tolist() == []
-    assert b.in_degrees(etype=FOLLOWS).tolist() == [0] and b.edge_index(FOLLOWS).shape == (2, 0)
-
-
 def test_scopes_leave_the_block_as_it_was():
     b = small()
     with b.local_scope():

@@ -100,8 +100,9 @@ def chain() -> Block:
 
 
 def test_sums_and_means_read_the_table() -> None:
+    """Weights get the gradients of the gathered rows, too."""
     table, rows = table_and_rows()
-    weights = torch.arange(40, dtype=torch.float32)
+    weights = torch.arange(40, dtype=torch.float32, requires_grad=True)
     layer = SAGEConv(WIDTH, 8, "mean").eval()
     for message in (fn.copy_u("h", "m"), fn.u_mul_e("h", "w", "m")):
         for reduce in (fn.sum, fn.mean):
@@ -114,18 +115,7 @@ def test_sums_and_means_read_the_table() -> None:
                     block.update_all(message, reduce("m", "s"))
                     result += [block.dstdata["s"], layer(block, x), layer(block, (x, first_rows(x, 20)))]
                 assert not isinstance(x, TableRows) or x.in_place
-            for one, other in zip(result[:3], result[3:], strict=True):
+                block.update_all(fn.u_mul_e("h", "w", "m"), reduce("m", "s"))
+                result += torch.autograd.grad(block.dstdata["s"].sum(), [weights])
+            for one, other in zip(result[:4], result[4:], strict=True):
                 assert torch.equal(one, other)
-
-
-def test_gradients_of_weights_are_those_of_the_gathered_rows() -> None:
-    table, rows = table_and_rows()
-    result = []
-    for x in (TableRows(table, rows), table[rows]):
-        weights = torch.arange(40, dtype=torch.float32, requires_grad=True)
-        block = chain()
-        block.edata["w"] = weights
-        block.srcdata["h"] = x
-        block.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "s"))
-        result.append(torch.autograd.grad(block.dstdata["s"].sum(), [weights])[0])
-    assert torch.equal(*result)

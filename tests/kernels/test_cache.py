@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from jobs import cannot_mount, clean_environment, run_job
-from numba import config, njit as numbas_njit
+from numba import config
 from numba.core.caching import Cache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
@@ -138,12 +138,6 @@ def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
     assert REPORT.status() == ""
 
 
-def test_caches_of_other_functions_stay_numbas(folder: Path) -> None:
-    cache.njit()(add_one)(1)
-    users = numbas_njit(cache=True)(forget)
-    assert not Path(users.stats.cache_path).is_relative_to(folder)
-
-
 def test_kernels_run_without_a_compiler() -> None:
     code = "from mpigraph.kernels import warm_up, rng; warm_up(); print(type(rng.combine).__name__)"
     done = run_job([sys.executable, "-c", code], clean_environment() | {"NUMBA_DISABLE_JIT": "1"})
@@ -209,16 +203,6 @@ def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, mo
     assert compiles() and compiles()  # nothing could be kept
 
 
-def test_a_run_without_a_compiler_does_not_note_kernels_as_compiled(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "warm_up", lambda: None)
-    monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    kernels.compile_missing()
-    monkeypatch.setattr(config, "DISABLE_JIT", 0)
-    assert not cache.is_complete()
-
-
 def add_one(x: int) -> int:
     return x + 1
 
@@ -247,59 +231,6 @@ def test_the_folder_is_named_by_all_files_that_have_kernels(monkeypatch: pytest.
     before = cache._hash.__wrapped__()
     monkeypatch.setattr(cache, "sources", lambda: sorted(files | inside)[:-1])
     assert cache._hash.__wrapped__() != before
-
-
-def test_compiling_says_how_many_calls_of_how_many_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-
-    def compiles(*_: object) -> None:
-        REPORT.begin()
-        said.append(REPORT.status())
-        REPORT.end()
-
-    monkeypatch.setattr(REPORT, "tell", lambda text: None)
-    for calls in ("_of_draws", "_of_ids", "_of_rows"):
-        monkeypatch.setattr(kernels, calls, lambda: iter(()))
-    monkeypatch.setattr(kernels, "_of_caches", lambda: iter([(compiles, 1), (compiles, 2)]))
-    kernels.warm_up()
-    compiles()
-    assert [text.split(",")[0] for text in said[:2]] == ["compiling kernels: 0 of 2", "compiling kernels: 1 of 2"]
-    assert "done" in said[2]
-
-
-CALLS_ANOTHER = """
-from mpigraph.kernels.rng import hash_each  # calls mix64 of rng
-from mpigraph.kernels.cache import folder
-import numpy as np
-np.seterr(all="ignore")
-hashes = np.empty((2, 3), np.uint64)
-for kernel, out in zip((hash_each, hash_each.py_func), hashes):
-    kernel(np.uint64(5), np.arange(3), out)
-print(bool(hash_each.stats.cache_hits), (hashes[0] == hashes[1]).all(), folder())
-"""
-
-
-@pytest.mark.slow
-def test_a_kernel_is_compiled_again_when_another_one_that_it_calls_changes(tmp_path: Path) -> None:
-    """As by an upgrade. Otherwise ranks of nodes with older caches draw differently."""
-    package = tmp_path / "mpigraph"
-    shutil.copytree(Path(cache.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
-    env = clean_environment() | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-
-    def call() -> list[str]:
-        done = run_job([sys.executable, "-c", CALLS_ANOTHER], env, cwd=tmp_path)
-        assert done.status == 0, done.output
-        return done.stdout.split()
-
-    compiled, loaded = call(), call()
-    rng = package / "kernels" / "rng.py"
-    text = rng.read_text()
-    assert text.count("0x94D049BB133111EB") == 1
-    rng.write_text(text.replace("0x94D049BB133111EB", "0x94D049BB133111ED"))  # its size stays
-    upgraded = call()
-    assert [hit for hit, _, _ in (compiled, loaded, upgraded)] == ["False", "True", "False"]
-    assert compiled[1] == loaded[1] == upgraded[1] == "True"
-    assert compiled[2] == loaded[2] != upgraded[2]
 
 
 def test_a_kernel_that_cannot_be_saved_is_used(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from chi_square import SUSPICIOUS, WRONG, bits, equal, p_value
 
-from mpigraph.kernels.rng import combine, draw_below, mix64, uniform01
+from mpigraph.kernels.rng import combine
 from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose
 
 I64 = npt.NDArray[np.int64]
@@ -122,17 +122,6 @@ def test_weighted_without_replacement_is_sequential(k: int, nodes: int) -> None:
 
 
 # The bricks, and the power of these tests
-
-
-@pytest.mark.parametrize("n", [2, 3, 10, 1000])
-def test_draw_below_is_uniform(n: int) -> None:
-    result = np.array([draw_below(np.uint64(mix64(np.uint64(i))), n) for i in range(DRAWS)])
-    assert p_value(result, equal(list(range(n)))) > SUSPICIOUS
-
-
-def test_uniform01_is_uniform() -> None:
-    result = np.array([uniform01(np.uint64(mix64(np.uint64(i)))) for i in range(DRAWS)])
-    assert p_value((result * 50).astype(np.int64), equal(list(range(50)))) > SUSPICIOUS
 
 
 def test_wrong_distributions_are_noticed() -> None:

@@ -5,18 +5,14 @@ import pytest
 
 from mpigraph.arrays import I64
 from mpigraph.kernels.row_slots import (
-    AGAIN,
     NEVER,
     add_reads,
     admit,
-    clear_tags,
-    drop_lost,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
     publish,
-    split_local,
     touch,
 )
 
@@ -139,44 +135,6 @@ def test_what_was_announced_and_does_not_come_blocks_no_slot() -> None:
     assert [cache.read(batch, np.array([2, 3])) for batch in (4, 5, 6)] == [2, 0, 0]
 
 
-@pytest.mark.parametrize("ranges", [[(0, 0)], [(3, 7)], [(0, 2), (5, 9)], []])
-def test_local_and_remote(ranges: list[tuple[int, int]]) -> None:
-    ids = np.array([0, 8, 3, 3, 6, 1, 5], np.int64)
-    begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
-    local, remote = np.empty(8, np.int64), np.empty(8, np.int64)
-    count = split_local(ids, begins, ends, local, remote)
-    inside = [any(begin <= i < end for begin, end in ranges) for i in ids.tolist()]
-    assert local[:count].tolist() == np.flatnonzero(inside).tolist()
-    assert remote[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()
-
-
-def test_free_slots_are_given_to_all_and_later_to_the_best() -> None:
-    """Slots that were given while there were free ones are given up like others."""
-    cache = Cache(100, 6, 8)
-    rows = np.array([10, 11, 10, 12, 11])
-    cache.hint[10] = 3  # stale: of a slot that has no row
-    cache.keep(rows, np.array([-1, -1, -1, 5, -1], np.int32), 0, None)  # 12 is in another trainer's
-    assert cache.row_of.tolist() == [10, 11, -1, -1, -1, -1] and cache.mine.state[0] == 2
-    for batch, some in enumerate([[20, 21, 22, 23, 24, 25], [24, 25, 10], [24, 25, 20, 21, 22, 10]], 1):
-        cache.announce(batch, np.array(some))
-    assert cache.read(1, np.array([20, 21, 22, 23, 24, 25])) == 6
-    assert set(cache.row_of.tolist()) == {10, 20, 21, 22, 24, 25}  # 11 and 23 are not read any more
-    assert [cache.read(2, np.array([24, 25, 10])), cache.read(3, np.array([24, 25, 20, 21, 22, 10]))] == [0, 0]
-
-
-def test_a_slot_that_another_row_got_meanwhile_is_noticed() -> None:
-    cache = Cache(10, 3, 1)
-    rows, slots, seen = np.array([4, 5, 6]), np.empty(3, np.int32), np.empty(3, np.int64)
-    cache.keep(rows, np.full(3, -1, np.int32), 0, None)
-    find_slots(rows, cache.hint, cache.tags, np.ones(1, np.bool_), 3, slots, seen)
-    assert slots.tolist() == [0, 1, 2]
-    clear_tags(cache.tags, 0, 2)  # of the first the row comes back
-    cache.tags[0] += 5
-    assert cache.row_of.tolist() == [4, -1, 6]
-    drop_lost(cache.tags, slots, seen)
-    assert slots.tolist() == [-1, -1, 2]
-
-
 def test_the_times_of_a_slot_overflow_into_nothing() -> None:
     cache = Cache(10, 1, 1)
     cache.tags[0] = -1 << 40
@@ -185,31 +143,3 @@ def test_the_times_of_a_slot_overflow_into_nothing() -> None:
         cache.keep(np.array([row]), np.full(1, -1, np.int32), 0, None)
         assert cache.row_of.tolist() == [row]
     assert cache.tags[0] >> 40 == 1
-
-
-ROWS, RING = 30, 64  # a ring that is used many times over
-DRAWS = np.random.default_rng(0)
-
-
-def test_the_next_minibatch_of_each_row_is_known() -> None:
-    ring, last = np.full(RING, NEVER, np.int32), np.full(ROWS, -1)
-    ahead: list[tuple[int, int, np.ndarray]] = []  # number, first position, rows
-    end = 0
-    for batch in range(1, 300):
-        while ahead and (len(ahead) > 3 or DRAWS.random() < 0.3):
-            ahead.pop(0)
-        if DRAWS.random() < 0.05:
-            ahead.clear()  # the others will not come
-        rows = DRAWS.integers(0, ROWS, DRAWS.integers(0, 12))
-        fresh = np.empty(len(rows), np.bool_)
-        known = {row for _, _, others in ahead for row in others.tolist()}
-        ahead.append((batch, end, rows))
-        add_reads(rows.astype(np.int32), batch, end, ahead[0][1], last, ring, fresh)
-        first_of = [row not in known and row not in rows[:i] for i, row in enumerate(rows.tolist())]
-        assert fresh.tolist() == first_of
-        end += len(rows)
-        for number, first, rows in ahead:
-            at = np.arange(first, first + len(rows)) % RING
-            for i, row in enumerate(rows.tolist()):
-                later = [n for n, _, others in ahead if n > number and row in others]
-                assert ring[at[i]] == (AGAIN if row in rows[i + 1 :] else min(later, default=NEVER))

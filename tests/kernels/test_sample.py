@@ -7,10 +7,10 @@ import weakref
 
 import numpy as np
 import pytest
-from kernel_rows import I64, WEIGHTS, Csc, candidates, reference_count
+from kernel_rows import WEIGHTS, Csc, candidates, reference_count
 
 from mpigraph.kernels.rng import combine, mix64, uniform01
-from mpigraph.kernels.sample import Destinations, choose, count, count as count_edges, list_allowed
+from mpigraph.kernels.sample import Destinations, choose, count, list_allowed
 from mpigraph.kernels.weighted import alias_tables
 
 
@@ -34,18 +34,20 @@ def test_uniform_counts_and_choices(fanout: int, replace: bool, dtype: str) -> N
                 assert np.array_equal(local, every)
 
 
-@pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("fanout", [-1, 0, 1, 3, 70])
-def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str, prepared: bool) -> None:
+def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str) -> None:
+    """The same with prepared tables and without."""
     g = Csc([0, 1, 2, 5, 8, 80, 100], "int32", first_id=9, first_eid=30)
     rng = np.random.default_rng(4)
     weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
     weights[g.indptr[3] : g.indptr[4]] = 0  # a row with neighbours, none of them alive
     for key in (np.uint64(1), np.uint64(2)):
         rows = np.arange(len(g.degrees))
-        for row, src, eid in zip(rows, *g.sample(rows, fanout, replace, key, weights, prepared=prepared), strict=True):
+        drawn, ready = (g.sample(rows, fanout, replace, key, weights, prepared=prepared) for prepared in (False, True))
+        assert all(np.array_equal(*map(np.concatenate, pair)) for pair in zip(drawn, ready, strict=True))
+        for row, src, eid in zip(rows, *drawn, strict=True):
             alive = np.flatnonzero(weights[g.indptr[row] : g.indptr[row + 1]] > 0) + g.indptr[row]
             assert len(src) == reference_count(len(alive), fanout, replace)
             assert np.isin(eid - 30, alive).all()
@@ -54,27 +56,6 @@ def test_weighted_counts_and_choices(fanout: int, replace: bool, kind: str, prep
                 assert np.array_equal(eid - 30, alive)
             elif not replace:
                 assert len(np.unique(eid)) == len(eid)
-
-
-def test_zero_weights_at_the_ends_are_never_drawn() -> None:
-    g = Csc([4])
-    weights = np.array([0.0, 1e-300, 1.0, 0.0])
-    for key in range(200):
-        for replace in (False, True):
-            _, eid = g.sample([0], 1, replace, np.uint64(key), weights)
-            assert eid[0][0] in (1, 2)
-
-
-@pytest.mark.parametrize("kind", WEIGHTS)
-@pytest.mark.parametrize("replace", [False, True])
-def test_prepared_tables_give_the_same_draws(replace: bool, kind: str) -> None:
-    g = Csc([0, 1, 2, 5, 8, 80, 1000], "int32")
-    rng = np.random.default_rng(5)
-    weights = (rng.integers(0, 2, len(g.indices)) * rng.random(len(g.indices)) ** 8).astype(kind)
-    for fanout in (1, 3, 40):
-        for key in (np.uint64(1), np.uint64(2)):
-            bare, ready = (g.sample(np.arange(7), fanout, replace, key, weights, prepared=p)[1] for p in (False, True))
-            assert all(np.array_equal(a, b) for a, b in zip(bare, ready, strict=True))
 
 
 def test_a_heavy_edge_does_not_hide_the_others() -> None:
@@ -122,12 +103,12 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
     weights = np.ones(9)
     weights[[4, 7]] = bad
 
-    def count(ids: list[int]) -> int:
+    def first_bad(ids: list[int]) -> int:
         rows = np.array(ids)
         dst = Destinations(rows, rows, 2, False, np.array([0], np.uint64))
-        return count_edges(dst, g.edges(weights), np.arange(len(ids)), candidates(3), np.zeros(3, np.int64))
+        return count(dst, g.edges(weights), np.arange(len(ids)), candidates(3), np.zeros(3, np.int64))
 
-    assert (count([0, 1, 2]), count([2, 0]), count([0])) == (4, 7, -1)
+    assert (first_bad([0, 1, 2]), first_bad([2, 0]), first_bad([0])) == (4, 7, -1)
     assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
 
 
@@ -155,39 +136,30 @@ def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, repla
 
 
 @pytest.mark.parametrize("kind", ["float64", "bool"])
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize(("prepared", "excluded"), [(False, []), (True, []), (False, [1, 2, 5, 8])])
 @pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("fanout", [-1, 3])
-def test_weights_that_change_between_the_passes_never_lead_out_of_the_row(
-    alive_now: int, replace: bool, fanout: int, prepared: bool, kind: str
+def test_weights_that_change_between_the_passes_lead_neither_out_of_the_row_nor_to_an_excluded_edge(
+    alive_now: int, replace: bool, fanout: int, prepared: bool, excluded: list[int], kind: str
 ) -> None:
     """Another rank may write weights while this one samples; what is drawn then matters less than where it lies."""
     g = Csc([2, 6, 2])
+    without = np.array(excluded) if excluded else None
     weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)  # four edges of the middle row can be drawn
     masked = kind == "bool"
     edges, ids = g.edges(weights, prepared=True), np.array([1])
     dst, where = Destinations(ids, ids, fanout, replace, np.array([3], np.uint64)), np.array([0])
     rows, counts = candidates(1), np.zeros(1, np.int64)
-    count_edges(dst, edges if prepared else g.edges(weights), where, rows, counts)
+    count(dst, edges if prepared else g.edges(weights, excluded=without), where, rows, counts)
     weights[2:8] = np.arange(6) < alive_now
     prepare, table = (list_allowed, edges.order) if masked else (alias_tables, edges.table)
     prepare(g.indptr, weights, table, np.empty(3, np.int32))
     room = np.full(counts[0] + 2, -7)  # one more at each end
     picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose(dst, edges if prepared else g.edges(weights), where, rows, offsets, picks)
-    assert ((picks >= 2) & (picks < 8)).all()
+    choose(dst, edges if prepared else g.edges(weights, excluded=without), where, rows, offsets, picks)
+    assert np.isin(picks, np.setdiff1d(np.arange(2, 8), excluded)).all()
     assert room[0] == room[-1] == -7
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_calls_for_several_hosts_fill_one_output(weighted: bool) -> None:
-    g = Csc([6, 7, 8, 9, 10])
-    key, rows = np.uint64(5), np.array([4, 0, 3, 1, 2])
-    weights = np.random.default_rng(1).random(len(g.indices)) if weighted else None
-    want = g.sample(rows, 3, False, key, weights)[1]
-    got = g.sample(rows, 3, False, key, weights, shares=[np.array([0, 2]), np.array([1, 3, 4])])[1]
-    assert np.array_equal(np.concatenate(got), np.concatenate(want))
 
 
 @pytest.mark.parametrize("kind", [None, *WEIGHTS])
@@ -218,34 +190,21 @@ def test_borrowed_arrays_are_neither_freed_early_nor_kept(kind: str | None) -> N
 MANY_ROWS = [0, 1, 2, 5, 5, 8, 64, 65, 66, 80, 300]
 
 
-def some_edges(g: Csc, how: str) -> I64:
-    """Edges to exclude, ascending."""
-    every, rng = np.arange(len(g.indices)), np.random.default_rng(7)
-    ends = np.concatenate([g.indptr[:-1], g.indptr[1:] - 1])
-    chosen = {
-        "none": every[:0],
-        "one": every[9:10],
-        "few": rng.choice(every, 12, replace=False),
-        "half": every[::2],
-        "ends": ends[(ends >= 0) & (ends < len(every))],  # the first and the last edge of each row
-        "rows": np.concatenate([every[g.indptr[r] : g.indptr[r + 1]] for r in (2, 4, 8)]),
-        "all but one": np.delete(every, 40),
-        "all": every,
-    }
-    return np.unique(chosen[how])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["none", "one", "few", "half", "ends", "rows", "all but one", "all"])
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.97, 1])
 @pytest.mark.parametrize("kind", [None, *WEIGHTS])
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_draw_without_edges_is_a_draw_of_rows_that_lack_them(replace: bool, kind: str | None, how: str) -> None:
+def test_a_draw_without_edges_is_a_draw_of_rows_that_lack_them(replace: bool, kind: str | None, share: float) -> None:
+    """Also without the first and the last edge of each row, and without whole rows."""
     g = Csc(MANY_ROWS, "int32", first_id=9)
     rng = np.random.default_rng(4)
     weights = None
     if kind is not None:
         weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
-    excluded = some_edges(g, how)
+    edges = np.arange(len(g.indices))
+    ends = np.isin(edges, np.concatenate([g.indptr[:-1], g.indptr[1:] - 1])) & (share == 0.5)
+    whole = np.isin(np.searchsorted(g.indptr, edges, side="right") - 1, [2, 5, 9]) & (share == 0.02)
+    excluded = np.flatnonzero((rng.random(len(edges)) < share) | ends | whole)
     rest, kept = g.without(excluded)
     rows = np.array([3, 0, 10, 8, 8, 1, 2, 4, 5, 6, 7, 9])  # one of them twice
     for fanout in (-1, 0, 1, 4, 64, 70):
@@ -258,26 +217,3 @@ def test_a_draw_without_edges_is_a_draw_of_rows_that_lack_them(replace: bool, ki
         shares = [np.array([0, 2, 5]), np.array([1, 3, 4, 6, 7, 8, 9, 10, 11])]
         parts = g.sample(rows, fanout, replace, key, weights, shares=shares, excluded=excluded)[1]
         assert all(np.array_equal(a, b) for a, b in zip(parts, eid, strict=True))
-
-
-@pytest.mark.parametrize("kind", ["float64", "bool"])
-@pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("fanout", [-1, 3])
-def test_weights_that_change_between_the_passes_never_lead_to_an_excluded_edge(
-    alive_now: int, replace: bool, fanout: int, kind: str
-) -> None:
-    g = Csc([2, 6, 2])
-    weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)
-    excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, and 3 and 4 are alive
-    ids = np.array([1])
-    dst, where = Destinations(ids, ids, fanout, replace, np.array([3], np.uint64)), np.array([0])
-    rows, counts, edges = candidates(1), np.zeros(1, np.int64), g.edges(weights, excluded=excluded)
-    count(dst, edges, where, rows, counts)
-    assert counts[0] == (3 if replace and fanout > 0 else 2)
-    weights[2:8] = np.arange(6) < alive_now
-    room = np.full(counts[0] + 2, -7)  # one more at each end
-    picks, offsets = room[1:-1], np.array([0, counts[0]])
-    choose(dst, edges, where, rows, offsets, picks)
-    assert np.isin(picks, [3, 4, 6, 7]).all()
-    assert room[0] == room[-1] == -7

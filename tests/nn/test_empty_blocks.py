@@ -44,7 +44,6 @@ def block(seeds: list[int]) -> Block:
 
 
 def applied(layer: torch.nn.Module, seeds: list[int]) -> torch.Tensor:
-    """The layer on a block, after a linear map; a scalar."""
     generator = torch.Generator().manual_seed(3)
     b = block(seeds)
     edges = b.num_edges()
@@ -59,8 +58,6 @@ def applied(layer: torch.nn.Module, seeds: list[int]) -> torch.Tensor:
 
 
 class AfterLinear(torch.nn.Module):
-    """A layer, and a linear map of its input."""
-
     def __init__(self, name: str) -> None:
         super().__init__()
         torch.manual_seed(4)

@@ -9,12 +9,11 @@ import torch
 from layer_checks import agree, normal, randomised
 
 import mpigraph as mg
-import mpigraph.function as fn
 import mpigraph.nn.pytorch as dglnn
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError
 from mpigraph.graphs.block import to_block
 from mpigraph.nn.functional import softmax_rows
-from mpigraph.nn.typed import TypedEdges, grouped_product
+from mpigraph.nn.typed import grouped_product
 
 NODES = {"author": 6, "paper": 9, "topic": 3, "unknown": 2}  # of topics one has no in-edge, "unknown" has no edges
 RELATIONS = {
@@ -40,7 +39,6 @@ def whole():
 
 
 def block_of(g, chosen):
-    """The block of some destinations with all their in-edges."""
     frontier = {}
     for relation in g.canonical_etypes:
         src, dst = g.all_edges(etype=relation)
@@ -83,7 +81,6 @@ def features(g, width=WIDTH):
 
 
 def own(g, feat):
-    """The destinations' rows."""
     return {t: rows[: g.num_dst_nodes(t)] for t, rows in feat.items()}
 
 
@@ -106,7 +103,6 @@ def summed(g, width, message: Callable[..., torch.Tensor]):
 
 
 def matrices(linear):
-    """The matrix of each type, composed by hand."""
     if linear.regularizer == "basis":
         return sum(linear.coeff[:, b, None, None] * linear.W[b] for b in range(linear.num_bases))
     if linear.regularizer == "bdd":
@@ -216,7 +212,6 @@ def test_typed_linear_and_weight_basis():
 
 
 def parts_by_hand(g, mods, feat):
-    """Return the outputs of each relation's module, by destination type."""
     result = {t: [] for t in g.dsttypes}
     for relation in g.canonical_etypes:
         src, _, dst = relation
@@ -407,17 +402,6 @@ def test_the_graph_of_one_relation_has_two_sides():
     assert torch.equal(result["item"], hgt(part, pair)["item"])
 
 
-def test_joined_relations_are_kept_on_the_graph():
-    g = mg.heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
-    edges = TypedEdges.of_relations(g, 1)
-    assert TypedEdges.of_relations(g, 1) is edges is TypedEdges.of_relations(g.local_var(), 1)
-    assert TypedEdges.of_relations(g, 3).cell_counts.tolist() == [2, 0, 0]
-    part = TypedEdges.of_relations(g["buys"], 1)  # the same relation, between fewer nodes
-    assert (edges.cells.num_src, part.cells.num_src) == (6, 4) and (edges.num_dst, part.num_dst) == (6, 2)
-    block = to_block(g, {"item": [0, 1]})  # used but once
-    assert TypedEdges.of_relations(block, 1) is not TypedEdges.of_relations(block, 1)
-
-
 @pytest.mark.parametrize(
     ("types", "message"),
     [
@@ -446,26 +430,6 @@ def test_types_that_are_none(types, message):
 
 
 # Typed graphs
-
-
-def test_the_graph_of_one_relation():
-    g = whole()
-    g.nodes["paper"].data["x"] = torch.arange(9)
-    g.edges["on"].data["w"] = torch.arange(12)
-    on, cites = g["on"], g["paper", "cites", "paper"]
-    assert on.canonical_etypes == [("paper", "on", "topic")] and not on.is_block
-    assert (on.srctypes, on.dsttypes, on.num_nodes()) == (["paper"], ["topic"], 12)
-    assert list(on.srcdata) == ["x"] and list(on.dstdata) == [] and list(on.edata) == ["w"]
-    on.update_all(fn.copy_u("x", "m"), fn.sum("m", "total"))
-    dense = torch.zeros(3, dtype=torch.int64).index_add(0, on.edges()[1], on.edges()[0])
-    assert torch.equal(g.nodes["topic"].data["total"], dense)  # the features are those of the graph
-    with on.local_scope():
-        on.dstdata["gone"] = dense
-    assert "gone" not in on.dstdata and "gone" not in g.nodes["topic"].data
-    cites.ndata["y"] = torch.zeros(9)
-    assert "y" in g.nodes["paper"].data and cites.ntypes == ["paper"] and cites.is_homogeneous
-    with pytest.raises(EdgeTypeError, match="does not exist"):
-        g["likes"]
 
 
 def test_to_homogeneous():

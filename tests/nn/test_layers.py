@@ -15,7 +15,6 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import Schema
-from mpigraph.nn.layers import project_first
 
 SRC, DST = [0, 3, 1, 6, 6, 2, 5, 5, 0, 4, 3], [1, 1, 0, 0, 0, 2, 3, 4, 6, 5, 1]  # parallel edges, a loop; 7 has none
 EDGES = len(SRC)
@@ -242,29 +241,6 @@ def test_graph_conv_with_a_weight_from_outside():
     layer = nn.GraphConv(4, 2, norm="right", weight=False, bias=False, **ANY)
     torch.testing.assert_close(layer(g, x), at_ends(g, x[g.edges()[0]], HOW["mean"]))
     torch.testing.assert_close(layer(g, x, weight=weight), layer(g, x) @ weight)
-
-
-@pytest.mark.parametrize("share_weights", [True, False])
-@pytest.mark.parametrize("kind", ["graph", "block", "bipartite"])
-def test_gatv2_maps_no_row_twice(kind, share_weights):
-    g = GRAPHS[kind]()
-    x, y = normal(g.num_src_nodes(), 6), normal(g.num_dst_nodes(), 6)
-    layer = nn.GATv2Conv(6, 2, 3, share_weights=share_weights, **ANY).double()
-    mapped = []
-    for linear in {layer.fc_src, layer.fc_dst}:
-        linear.register_forward_hook(lambda _, inputs, __: mapped.append(len(inputs[0])))
-    layer(g, (x, y) if kind == "bipartite" else x)
-    both_sides = kind == "bipartite" or not share_weights
-    assert sorted(mapped) == sorted([len(x), len(y)] if both_sides else [len(x)])
-
-
-@pytest.mark.parametrize("layer", [nn.SAGEConv(96, 32, "mean"), nn.GraphConv(96, 32, norm="right", **ANY)])
-def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
-    whole_graph = graph((torch.arange(50).repeat(4), torch.arange(200) % 40))
-    few = block_of(whole_graph, torch.arange(2))
-    assert project_first(whole_graph, 96, 32) and not project_first(few, 96, 32)
-    x = normal(50, 96)
-    torch.testing.assert_close(layer.double()(few, x[few.srcdata["_ID"]]), layer(whole_graph, x)[:2])
 
 
 PAIRS = {

@@ -12,7 +12,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import optim
-from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 
@@ -162,26 +162,6 @@ def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle
     emb.reset_trace()
     optimizer.step()
     assert rows() == [-3, -3, -2]
-
-
-@pytest.mark.parametrize("num_prefetch", [0, 1, 4])
-def test_what_a_loader_reads_ahead_is_trained(job: SharedJob, oracle, num_prefetch: int) -> None:
-    job.open(oracle(3))
-    emb = dist.DistEmbedding(NUM_NODES, 2)
-    optimizer = dist.SparseSGD([emb], 1.0, reduction="sum")
-
-    def train_one(rows: torch.Tensor) -> None:
-        rows.sum().backward()
-
-    loader = dist.DistDataLoader(np.arange(NUM_NODES), 7, collate_fn=emb, num_prefetch=num_prefetch)
-    for rows in loader:
-        optimizer.zero_grad()
-        train_one(rows * 1.0)
-        del rows  # its gradient is not lost with it
-        optimizer.step()
-    optimizer.step()
-    assert torch.equal(emb.weight[:], torch.full((NUM_NODES, 2), -1.0 * job.trainers.size))
-    assert emb.trace == []
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "shape"])
@@ -374,16 +354,6 @@ def test_trainers_with_different_optimizers_get_one_error_and_change_nothing(job
     assert torch.equal(a.weight[:], before)
     optimizers[0].lr = 0.5
     optimizers[0].step()
-
-
-def test_a_closed_embedding_cannot_be_stepped(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
-    emb = embedding()
-    optimizer = MAKE["adagrad"]([emb])
-    push(emb, *minibatch(0))
-    emb.weight.close()
-    with pytest.raises(ClosedError, match="'emb' was closed"):
-        optimizer.step()
 
 
 def test_local_state_is_that_of_owned_rows(job: SharedJob, oracle) -> None:

@@ -1,13 +1,12 @@
 """Remote rows that are read through caches, by minibatches sampled ahead: fetched once, and never stale."""
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from layouts import WAIT, Job, Layout, SharedJob, on_all, on_layouts, own_on_layouts
+from layouts import Job, Layout, SharedJob, on_layouts, own_on_layouts
 from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
@@ -15,20 +14,10 @@ import mpigraph.distributed as dist
 from mpigraph.arrays import I64
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.kernels.row_slots import NEVER
-from mpigraph.rows import lookahead
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import remote_rows
 from mpigraph.rows.window import RowWindow
 from mpigraph.session.control import Operation
-
-ROW = 3 * 4  # bytes of a row of "feat"
-HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
-
-
-@pytest.fixture
-def small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fetch for each minibatch."""
-    monkeypatch.setattr(lookahead, "_FETCHED_TOGETHER", -1)
 
 
 @pytest.fixture
@@ -109,67 +98,6 @@ def test_trainers_of_a_node_fetch_a_row_once(layout: Job, oracle, fetched: list[
     layout.run(body)
 
 
-@own_on_layouts([Layout(4, 0, 2)])
-def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(layout: Job, oracle) -> None:
-    def body() -> None:
-        g = open_graph(oracle(3))
-        world, values = g.session.world, values_of(g).numpy()
-        remote = np.flatnonzero(~world.is_local[g.ndata["feat"].rows.window.host_of(np.arange(NUM_NODES))])
-        rows = remote[:20]
-        for slots in (len(remote), 40):  # all that was read is kept; or what is read soonest
-            reader = Reader(g, HINTS + 2 * world.allreduce_minmax(slots, False) * (ROW + 8))
-            kept = min(len(remote[30:70]), reader.cache.per_trainer)
-            if world.local_trainer == 1:
-                reader.announce(0, remote[30:70])
-                reader.announce(1, rows)
-                reader.read()  # and fetches the rows of both
-            g.barrier()
-            if world.local_trainer == 0:
-                reader.announce(0, rows)
-                assert (reader.read() == values[rows]).all()
-            g.barrier()
-            if world.local_trainer == 1:
-                assert (reader.read() == values[rows]).all()
-            on_all(world.trainers, reader.cache.used == (20, kept)[world.local_trainer], str(reader.cache.used))
-            reader.close()
-
-    layout.run(body)
-
-
-@pytest.mark.slow
-@own_on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])
-def test_loaders_that_are_left_leave_nothing_behind(layout: Job, oracle, small_fetches: None) -> None:
-    """Several at once, left by break, dropped, closed, begun anew."""
-
-    def body() -> None:
-        g = open_graph(oracle(3))
-        values = values_of(g)
-        before = {thread.name for thread in threading.enumerate()}
-        for num_prefetch in (0, 2):
-            loaders = [loader_of(g, num_prefetch=num_prefetch, seed=seed) for seed in range(3)]
-            for step, batches in enumerate(zip(*loaders, strict=True)):
-                for batch in batches:
-                    assert torch.equal(batch[2][0].srcdata["feat"], values[batch[0]])
-                if step == 2:
-                    break
-            loaders.pop()
-            left = iter(loaders[0])
-            next(left)
-            for batch in loaders[0]:
-                assert torch.equal(batch[2][0].srcdata["feat"], values[batch[0]])
-            next(iter(loaders[1]))
-            for loader in loaders:
-                loader.close()
-            del loaders, loader, left
-        g.barrier()
-        for thread in threading.enumerate():
-            if thread.name not in before:
-                thread.join(WAIT)
-                assert not thread.is_alive(), thread.name
-
-    layout.run(body)
-
-
 remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 
 
@@ -200,32 +128,6 @@ def test_the_next_read_of_each_row_is_known_however_many_are_ahead() -> None:
 
 
 @remote
-def test_written_rows_are_never_stale(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    tensor = dist.DistTensor((NUM_NODES,), torch.int64, init_func=lambda shape, dtype: torch.zeros(shape, dtype=dtype))
-    g.ndata["h"] = tensor
-    for options in ({"cache": "auto"}, {"cache": "auto", "lookahead": 0}, {"cache": None, "lookahead": 4}):
-        loader = loader_of(g, features=["h"], num_prefetch=0, **options)
-        for epoch in range(2):
-            for step, (inputs, _, blocks) in enumerate(loader):
-                known = int(tensor[[0]][0])
-                assert (blocks[0].srcdata["h"] == known).all(), (epoch, step)
-                if step in (1, 3):
-                    g.barrier()
-                    if g.rank() == 0:
-                        tensor[torch.arange(NUM_NODES)] = known + 1
-                        assert (loader_rows(tensor, inputs) == known + 1).all()
-                    g.barrier()
-            g.barrier()
-        loader.close()
-    del g.ndata["h"]
-
-
-def loader_rows(tensor: dist.DistTensor, ids: torch.Tensor) -> torch.Tensor:
-    return tensor[ids]
-
-
-@remote
 def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     tensor = dist.DistTensor((NUM_NODES,), torch.float32)
@@ -246,26 +148,5 @@ def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, or
     g.barrier()
     for _, _, blocks in loader:
         assert (blocks[0].srcdata["h"] == 1).all()
-    loader.close()
-    del g.ndata["h"]
-
-
-@remote
-def test_rows_that_an_optimizer_writes(job: SharedJob, oracle) -> None:
-    """No other call that all trainers make is needed; most of them own none of the rows."""
-    g = job.open(oracle(3))
-    emb = dist.DistEmbedding(NUM_NODES, 3)
-    g.ndata["h"] = emb.weight
-    optimizer = dist.SparseSGD([emb], 1.0)
-    loader = loader_of(g, features=["h"], num_prefetch=0)
-    right = []
-    for owner in range(job.trainers.size):
-        ids = torch.cat([torch.arange(owned.first, owned.last) for owned in emb.owners.ranges(owner)])
-        for inputs, _, blocks in loader:
-            right.append(torch.equal(blocks[0].srcdata["h"], emb.weight[inputs]))
-            job.trainers.Barrier()
-            emb(ids if g.rank() == 0 else ids[:0]).sum().backward()
-            optimizer.step()
-    on_all(job.trainers, all(right), str(right))
     loader.close()
     del g.ndata["h"]

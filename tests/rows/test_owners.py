@@ -1,7 +1,5 @@
 """Rows by host and by owner: one split serves all who ask."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from worlds import calls_of, simulated_world
@@ -25,32 +23,14 @@ def test_positions_are_split_by_range(offsets: list[int], count: int) -> None:
     assert sum(len(positions) for _, positions in pieces) == count
 
 
-def test_positions_are_routed_to_owners_in_order() -> None:
-    """Two nodes with a server and two trainers each, ranks in turn, so that trainers of a node are not adjacent."""
-    world = SimpleNamespace(
-        trainer_ranks=np.array([2, 3, 4, 5]),
-        rank=4,
-        hosts=np.array([0, 1]),
-        nodes_of_hosts=np.array([0, 1]),
-        nodes_of_trainers=np.array([0, 1, 0, 1]),
-    )
-    owners = RowOwners(world, np.array([0, 10, 30]))
-    assert owners.bounds.tolist() == [0, 5, 10, 20, 30] and owners.trainers.tolist() == [0, 2, 1, 3]
-    ids = np.random.default_rng(0).integers(0, 30, 200)
-    order, counts = owners.route(ids)
-    owner = owners.trainers[np.searchsorted(owners.bounds, ids, side="right") - 1]
-    assert np.array_equal(order, np.argsort(owner, kind="stable"))
-    assert np.array_equal(counts, np.bincount(owner, minlength=4))
-    assert [len(part) for part in owners.route(ids[:0])] == [0, 4]
-    assert [(owned.host, owned.first, owned.last, owned.rows) for owned in owners.ranges()] == [
-        (0, 5, 10, slice(5, 10))
-    ]
-    assert [(owned.host, owned.rows) for owned in owners.ranges(3)] == [(1, slice(10, 20))]
-
-
+@pytest.mark.parametrize("in_turn", [False, True])
 @pytest.mark.parametrize("servers", [0, 1, 3])
-def test_owners_are_local_and_own_as_much_as_the_others(servers: int) -> None:
+def test_owners_are_local_and_own_as_much_as_the_others(servers: int, in_turn: bool) -> None:
+    """Also where ranks lie on the nodes in turn, so that those of a node are not adjacent; ids reach their owners."""
     world = simulated_world(5, 7, servers, rank=9)
+    if in_turn:
+        world.node_of = np.arange(world.size) % 5
+        world.assign_roles(servers)
     hosts = len(world.hosts)
     offsets = np.append(0, np.cumsum(np.random.default_rng(1).integers(0, 60, hosts)))
     owners = RowOwners(world, offsets)
@@ -69,6 +49,12 @@ def test_owners_are_local_and_own_as_much_as_the_others(servers: int) -> None:
     assert all(offsets[owned.host] + owned.rows.start == owned.first for owned in pieces)
     own = int(np.searchsorted(world.trainer_ranks, world.rank))
     assert owners.ranges() == (owners.ranges(own) if world.is_trainer else [])
+    ids = np.random.default_rng(0).integers(0, offsets[-1], 200)
+    order, counts = owners.route(ids)
+    piece = np.searchsorted(owners.bounds, ids, side="right") - 1
+    owner = owners.trainers[piece]
+    assert np.array_equal(order, np.lexsort((piece, owner)))
+    assert np.array_equal(counts, np.bincount(owner, minlength=len(world.trainer_ranks)))
 
 
 @pytest.mark.parametrize("servers", [0, 1])

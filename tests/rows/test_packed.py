@@ -6,15 +6,12 @@ from threading import Thread
 import numpy as np
 import pytest
 from jobs import mpiexec, run, warm_python
-from layouts import REMOTE, WAIT, Job, Layout, needs_threads, own_on_layouts
+from layouts import REMOTE, WAIT, Job, needs_threads, own_on_layouts
 from mpi4py import MPI
 from worlds import HELD, filled_window, meet, row_values, rows_of
 
-from mpigraph.errors import ClosedError
 from mpigraph.mpi import hosts as requests
 from mpigraph.mpi.hosts import REQUEST, Kind
-from mpigraph.mpi.world import World
-from mpigraph.rows.transport import HostMutex
 from mpigraph.rows.trial import choose_transport
 
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
@@ -63,54 +60,6 @@ def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: 
             assert set(stored[:, 0].tolist()) <= {0, *(world.trainer_ranks + 1).tolist()}
             meet(world, service.hosts.progress)
             window.close()
-
-
-@own_on_layouts(REMOTE)
-def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
-    with rows_of(layout, transport="packed") as service:
-        world = service.world
-        window = filled_window(service, (), "i8")
-        if world.is_host:
-            service.packed.forget(window)
-        world.comm.Barrier()
-        if world.is_trainer:
-            with pytest.raises(ClosedError, match=f"rank .* of window {window.number}"):
-                window.scatter(np.arange(len(window)), np.zeros(len(window), np.int64))
-        meet(world, service.hosts.progress)
-        window.close()
-
-
-@own_on_layouts([Layout(4, 1, 2)])
-def test_a_host_that_waits_for_its_lock_to_write_has_nothing_to_do(
-    layout: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(World, "threads_may_communicate", False)  # the test polls
-    with rows_of(layout, transport="packed") as service:
-        world = service.world
-        window, mutex, host = filled_window(service, (), "i8"), service.mutex, world.host_index
-        ticket = mutex.draw(host) if not world.is_trainer else -1
-        world.comm.Barrier()
-        moved: list[bool] = []
-        if world.is_trainer:
-            ids = np.flatnonzero(~world.is_local[window.host_of(np.arange(len(window)))])
-            window.scatter(ids, ids)
-        else:
-            server, looks = service.hosts, list[int]()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(mutex, "ahead", lambda *who: looks.append(HostMutex.ahead(mutex, *who)) or looks[-1])
-                while not looks:
-                    server.progress()
-                moved = [server.progress() for _ in range(100)]
-                assert looks == [1] * 101
-            mutex.release(host, ticket)
-        meet(world, service.hosts.progress)
-        window.sync()
-        if not world.is_trainer:
-            begin = HELD * host
-            assert window.memory(host).tolist() == list(range(begin, begin + HELD))
-        meet(world, service.hosts.progress)
-        assert not any(moved)
-        window.close()
 
 
 @own_on_layouts(REMOTE)

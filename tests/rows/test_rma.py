@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections.abc import Callable, Collection
 from copy import copy
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from worlds import HELD, filled_window, meet, row_values, rows_of
 
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.transport import RemoteRows
-from mpigraph.rows.window import RowWindow
 
 
 class BrokenWin:
@@ -77,32 +75,3 @@ def test_memory_stays_until_mpi_does_not_write_to_it(layout: Job) -> None:
         assert (read(at, fail), at.flushed) == ([], others)
         meet(world, service.hosts.progress)
         window.close()
-
-
-def test_threads_of_a_trainer_read_at_once(layout: Job, small_chunks: None) -> None:
-    with rows_of(layout) as service:
-        world = service.world
-        window, narrow = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
-        wrong: list[str] = []
-
-        def read(which: RowWindow, shape: tuple[int, ...], dtype: str, seed: int) -> None:
-            random = np.random.default_rng([world.rank, seed])
-            for _ in range(5):
-                ids = random.integers(0, len(which), 300)
-                for way in service.transports or [None]:
-                    if not np.array_equal(which.gather(ids, transport=way), row_values(ids, shape, dtype)):
-                        wrong.append(f"{way} {shape}")
-
-        if world.is_trainer:
-            threads = [
-                Thread(target=read, args=(which, shape, dtype, seed))
-                for seed, (which, shape, dtype) in enumerate([(window, (100,), "f4"), (narrow, (), "i8")] * 2)
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        meet(world, service.hosts.progress)
-        assert not wrong
-        window.close()
-        narrow.close()

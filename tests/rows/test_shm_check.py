@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
-from layouts import Job, alone
+from layouts import Job
 from oracle import NAME, NUM_NODES
 
 import mpigraph.distributed as dist
@@ -161,15 +161,3 @@ def test_the_memory_limit_of_a_job_is_that_of_its_tightest_group(tmp_path: Path)
     group(first / "job", memory__limit_in_bytes=8_000, memory__usage_in_bytes=9_000, memory__stat=stat)
     assert free_in_groups(str(proc), str(root)) == (2048, 8_000)
     assert free_in_groups(str(tmp_path / "nowhere"), str(root)) is None
-
-
-def test_a_memory_limit_that_is_too_low_is_one_error(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "free_in_groups", lambda: (1 << 20, 1 << 21))
-
-    def body() -> None:
-        g = dist.DistGraph(NAME, part_config=oracle(2))
-        words = r"the job's memory limit has 1.0 MiB free of 2.0 MiB. Use more nodes, or ask for more memory \(--mem"
-        with pytest.raises(SharedMemoryError, match=words):
-            dist.DistTensor((g.num_nodes(), 1 << 20), torch.int8)
-
-    alone(body)

@@ -24,7 +24,7 @@ Counts = npt.NDArray[np.int64]
 @own_on_layouts(REMOTE)
 @pytest.mark.parametrize("stop", ["before", "within"])
 def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chunks: None) -> None:
-    with rows_of(layout) as service:
+    with rows_of(layout, transport="packed") as service:
         world = service.world
         window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
         way = service.packed
@@ -34,8 +34,13 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
         if world.is_trainer:
             reader = Thread(target=lambda: None)
             if stop == "before":
-                with pytest.raises(ClosedError, match=f"rank .* of window {window.number}"):
-                    window.gather(np.arange(len(window)), transport=way)
+                everything = np.arange(len(window))
+                for call in (
+                    lambda: window.gather(everything, transport=way),
+                    lambda: window.scatter(everything, row_values(everything, (100,), "f4")),
+                ):
+                    with pytest.raises(ClosedError, match=f"rank .* of window {window.number}"):
+                        call()
             else:
                 reader = Thread(target=read_until_closed, args=(window, way))
             reader.start()

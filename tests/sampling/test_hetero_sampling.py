@@ -11,24 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import SAMPLERS, batch, digest
+from batches import digest, parts_of
 from layouts import SharedJob, alone, everywhere, on_all, rotated
-from oracle import NUM_NODES as NUM_NODES_PLAIN, oracle_source
-from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
+from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of, write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import LaborSampler, NeighborSampler
-from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
-from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.source import GraphSource
+from mpigraph.metadata.schema import Relation
 from mpigraph.session.context import current
 
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 Sample = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Block]]
-NEXT = ("thing", "next", "thing")
 FANOUTS = dict(zip(RELATIONS, (2, 0, 3, -1, 1, 4, 2), strict=True))
 TYPED_SAMPLERS = {
     "uniform": NeighborSampler([3, 2]),
@@ -51,7 +46,6 @@ def seeds_of(number: int) -> dict[str, torch.Tensor]:
 
 
 def left_out(number: int) -> dict[Relation, torch.Tensor] | None:
-    """Edges that a minibatch must not contain."""
     if number % 2 == 0:
         return None
     return {r: torch.arange(0, len(edges_of(i)[0]), 2) for i, r in enumerate(RELATIONS) if i in (2, 4, 6)}
@@ -81,18 +75,17 @@ def check_block(
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
     g = dist.DistGraph(TYPED_ORACLE, part_config=path)
     found = {}
     for name, sampler in TYPED_SAMPLERS.items():
+        how = dataclasses.replace(sampler.arguments, seed=3)
         for number in range(5):
             mine = number % trainers == rank
             seeds = seeds_of(number) if mine else {}
-            sample = g.sample_blocks(
-                seeds, dataclasses.replace(sampler.arguments, seed=3), exclude_edges=left_out(number)
-            )
+            sample = g.sample_blocks(seeds, how, exclude_edges=left_out(number))
+            subgraph = g.sample_subgraph(seeds, how, exclude_edges=left_out(number))
             if mine:
-                found[name, number] = digest(sample)
+                found[name, number] = digest([sample, parts_of(subgraph)])
                 check_sample(name, number, sample)
     return found
 
@@ -113,7 +106,6 @@ def check_sample(name: str, number: int, sample: Sample) -> None:
 
 @cache
 def expected() -> dict[tuple[str, int], str]:
-    """What one process alone draws."""
     with TemporaryDirectory() as directory:
         path = write_typed_oracle(Path(directory), 1)
         return alone(lambda: sample_all(path, 0, 1))
@@ -131,29 +123,6 @@ def test_blocks_are_right_and_the_same_in_every_layout(job: SharedJob, num_parts
     wrong = [key for key, value in found.items() if reference[key] != value]
     on_all(job.trainers, not wrong, f"{wrong}")
     assert sum(job.trainers.allgather(len(found))) == len(TYPED_SAMPLERS) * 5
-
-
-def original(g: dist.DistGraph, ntype: str, ids: torch.Tensor) -> torch.Tensor:
-    """Node ids before partitioning, which features say."""
-    return g.nodes[ntype].data["feat"][ids][:, 0].long() - 1000 * g.get_ntype_id(ntype)
-
-
-def test_one_hop(job: SharedJob, typed_oracle: str) -> None:
-    """A frontier has all relations, those that were drawn from with the ids of their edges."""
-    g = job.open(typed_oracle)
-    everything = {t: torch.arange(n) for t, n in NUM_NODES.items()}
-    whole = dist.in_subgraph(g, everything)
-    assert whole.num_edges() == g.num_edges() and whole.ntypes == g.ntypes
-    part = dist.sample_etype_neighbors(g, {"paper": torch.arange(30)}, FANOUTS)
-    for frontier in (whole, part):
-        for number, relation in enumerate(RELATIONS):
-            src, dst = frontier.edges(etype=relation)
-            named = name_of(number, *(original(g, t, x) for t, x in zip(relation[::2], (src, dst), strict=True)))
-            assert torch.equal(g.edges[relation].data["edge"][frontier.edges[relation].data[EID]], named)
-    for number, relation in enumerate(RELATIONS):
-        degrees = g.in_degrees(torch.arange(30), relation) if relation[2] == "paper" else torch.zeros(1).long()
-        most = FANOUTS[relation] if FANOUTS[relation] >= 0 else 1000
-        assert part.num_edges(relation) == int(degrees.clamp(max=most).sum()), number
 
 
 @pytest.mark.parametrize("num_prefetch", [0, 2])
@@ -203,50 +172,3 @@ def test_batches_of_a_users_own(job: SharedJob, typed_oracle: str) -> None:
         {"paper": [0, 1, 2, 3]},
         {"paper": [4], "venue": [0, 1]},
     ]
-
-
-def cut_in_three(source: GraphSource, name: str, directory: Path) -> str:
-    """Write a graph with one node type in three ranges of nodes; ids stay what they are."""
-    (num,) = source.num_nodes
-    cuts = np.arange(num) * 3 // num
-    return str(partition_source(source, name, 3, directory, "given", assignment=cuts).config_path)
-
-
-def renamed(source: GraphSource) -> GraphSource:
-    """The same graph as one relation of a graph whose types have names."""
-    (nodes,), (edges,) = source.node_feats.values(), source.edge_feats.values()
-    schema = Schema(("thing",), (NEXT,))
-    return GraphSource(schema, source.num_nodes, source.edges, {"thing": nodes}, {"thing:next:thing": edges})
-
-
-@pytest.mark.slow
-@everywhere
-@rotated(3)
-def test_one_relation_is_the_homogeneous_case(job: SharedJob, oracle, tmp_path: Path) -> None:
-    """The same minibatches, bit for bit, of a graph without types and of the same graph as its only relation.
-
-    Of one call, and of two epochs of loaders of nodes and of edges.
-    """
-    path = job.one_has(lambda: cut_in_three(renamed(oracle_source()), "named", tmp_path))
-    plain = job.open(oracle(3, "given"))
-    named = dist.DistGraph("named", part_config=path)
-    for sampler in SAMPLERS.values():
-        for number in range(2):
-            how = dataclasses.replace(sampler.arguments, seed=5)
-            one, other = plain.sample_blocks(batch(number), how), named.sample_blocks({"thing": batch(number)}, how)
-            assert digest(one) == digest(other)
-    nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
-    found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]
-    assert found[0] == found[1] and len(set(found[0])) == len(found[0]) > 8
-
-
-def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
-    """Two shuffled epochs of nodes, and two of edges with negatives."""
-    options = {"batch_size": 20, "shuffle": True, "seed": 6}
-    loaders = (
-        dist.DistNodeDataLoader(g, nids, NeighborSampler([2, 3]), **options),
-        dist.DistEdgeDataLoader(
-            g, eids, NeighborSampler([2, 3]), negative_sampler=Uniform(2), exclude="self", **options
-        ),
-    )
-    return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from batches import NUM_BATCHES, SAMPLERS, batch, digest
+from batches import NUM_BATCHES, SAMPLERS, batch, digest, parts_of
 from layouts import SharedJob, alone, everywhere, on_all, rotated
 from oracle import MAX_DEGREE, NAME, NUM_NODES
 
@@ -18,23 +18,22 @@ SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 
 
 def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str]:
-    """This trainer's share of all minibatches."""
     graph = dist.DistGraph(NAME, part_config=path)
     found = {}
     for name in SAMPLERS:
         for number in range(NUM_BATCHES):
             mine = number % trainers == rank
             seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
-            sampler = SAMPLERS[name]
-            sample = graph.sample_blocks(seeds, dataclasses.replace(sampler.arguments, seed=7))
+            how = dataclasses.replace(SAMPLERS[name].arguments, seed=7)
+            sample = graph.sample_blocks(seeds, how)
+            subgraph = graph.sample_subgraph(torch.cat([seeds, seeds[:1]]), how)  # one seed is repeated
             if mine:
-                found[name, number] = digest(sample)
+                found[name, number] = digest([sample, parts_of(subgraph)])
     return found
 
 
 @cache
 def expected(path: str) -> dict[tuple[str, int], str]:
-    """What one process alone draws."""
     return alone(lambda: sample_all(path, 0, 1))
 
 

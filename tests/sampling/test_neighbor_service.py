@@ -1,7 +1,6 @@
 """Graphs of many relations: all of a hop share its round and its messages, and each is read as itself."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -10,14 +9,9 @@ from layouts import Layout, SharedJob, on_layouts
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.sampling.minibatch import Layer, SamplingPlan, hop_requests
-from mpigraph.sampling.protocol import pack_request, unpack_requests
-from mpigraph.sampling.strategies import HopKeys, Uniform, Weighted
 from mpigraph.session.context import current
 from mpigraph.trace import sums
 
-NUM_NODES, NUM_EDGES = 120, 2400
-RELATIONS = (1, 4, 200)
 REMOTE = [Layout(2, 0, 1), Layout(4, 1, 2)]
 
 
@@ -25,29 +19,6 @@ def moved_bytes() -> int:
     """Bytes of requests that this process has sent so far, and of answers that it has received, whoever asked."""
     names = ("sent_bytes", "received_bytes")
     return sum(value for one in sums()[1].values() for key, value in one.counts.items() if key[0] in names) // 2
-
-
-def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
-    schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
-    graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
-    plan = SamplingPlan([Layer({0: Uniform(2), 2: Uniform(2), 3: Uniform(-1)})], {})
-    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
-    assert [(np.flatnonzero(r.chosen).tolist(), r.strategy.fanout) for r in requests] == [([0], 2), ([3], -1)]
-    assert requests[0].ids is requests[1].ids  # which lets a message carry them once
-
-
-def test_relations_drawn_from_alike_are_one_request() -> None:
-    """Strategies that differ in tensors alone share one, which carries the tensors; another fanout has its own."""
-    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(8)))
-    graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
-    plan = SamplingPlan([Layer({r: Weighted(2 + r // 4, False, 10 + r) for r in (4, 5, 6, 0, 2, 1)})], {})
-    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
-    words = np.concatenate([word for r in requests for word in pack_request(r, r.ids, r.excluded)])
-    for request in [*requests, *unpack_requests(words)]:
-        chosen = [4, 5, 6] if request.strategy.fanout == 3 else [0, 1, 2]
-        assert np.flatnonzero(request.chosen).tolist() == chosen
-        assert request.tensors.tolist() == [[10 + r for r in chosen]]
-    assert len(requests) == 2
 
 
 @on_layouts(REMOTE[:1])

@@ -3,29 +3,24 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from jobs import SOON, run_script
 from layouts import WAIT, Job, Layout, SharedJob, alone, needs_threads, on_all, on_layouts, own_on_layouts
 from oracle import NAME, NUM_NODES, open_graph
-from worlds import behind_head, meet, world_of
+from worlds import behind_head, world_of
 
 import mpigraph.distributed as dist
-from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
-from mpigraph.mpi import hosts as requests
-from mpigraph.mpi.hosts import FIRST, Hosts
+from mpigraph.errors import ClosedError, InvalidArgumentError, OutOfRangeError
+from mpigraph.mpi.hosts import Hosts
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.wait import IDLE
 from mpigraph.mpi.world import World
-from mpigraph.sampling.exchanges import ByMessages, Exchange, open_exchange
+from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.protocol import SamplingRequest, pack_request
 from mpigraph.sampling.strategies import Weighted
@@ -37,93 +32,6 @@ TRAINERS_HOST, SERVERS = Layout(2, 0, 1), Layout(4, 1, 2)
 remote = on_layouts([TRAINERS_HOST, SERVERS])
 own = own_on_layouts([TRAINERS_HOST, SERVERS])
 
-Words = npt.NDArray[np.int64]
-ECHO, BAD_DATA, NO_MEMORY, LATER = range(4)
-THREADS = 3
-
-
-# The exchange alone
-
-
-def answers() -> Callable[[Words], Words]:
-    """What answers: the words again, or as the first of them says."""
-    early = [2]  # how often a request for something comes too early
-
-    def answer(words: Words) -> Words:
-        if words[0] == BAD_DATA:
-            raise GraphDataError("weight 7 is bad: ä")
-        if words[0] == NO_MEMORY:
-            raise MemoryError("no memory")
-        if words[0] == LATER and early:
-            early.pop()
-            raise NotOpenHere("not yet")
-        return behind_head(words + 1)
-
-    return answer
-
-
-@contextmanager
-def exchange_of(world: World) -> Iterator[ByMessages | None]:
-    """An exchange, None on servers: they answer until every trainer has left the block."""
-    hosts = Hosts(world)
-    exchange = ByMessages(hosts, answers())
-    yield exchange if world.is_trainer else None
-    meet(world, hosts.progress)
-    world.comm.Barrier()
-
-
-def remote_hosts(world: World) -> list[int]:
-    return world.hosts[~world.is_local].tolist()
-
-
-def asking(exchange: Exchange, asked: dict[int, Words], meanwhile: Callable[[], object] = lambda: None) -> Any:
-    """Ask ranks, and return the words of their answers."""
-    answers = exchange.ask({rank: np.append(0, words) for rank, words in asked.items()}, meanwhile, "a test")
-    return {rank: answer.view(np.int64) for rank, answer in answers.items()}
-
-
-def ask(world: World, exchange: Exchange, what: int = ECHO) -> None:
-    """Each remote host gets requests of several lengths."""
-    for words in (1, 2, FIRST // 8, FIRST // 8 + 1, 100_000):
-        asked = {rank: np.full(words, what) for rank in remote_hosts(world)}
-        got = asking(exchange, asked)
-        assert got.keys() == asked.keys()
-        assert all(np.array_equal(answer, asked[rank] + 1) for rank, answer in got.items())
-    assert asking(exchange, {}) == {}
-
-
-@own
-def test_owners_answer_whoever_asks(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From several threads, some more often than others; also where an owner may hold next to nothing."""
-    monkeypatch.setattr(requests, "_MOST_BYTES", 1)
-    with world_of(layout) as world, exchange_of(world) as exchange:
-        if exchange is not None:
-            threads = [threading.Thread(target=ask, args=(world, exchange)) for _ in range(THREADS)]
-            for thread in threads:
-                thread.start()
-            for _ in range(3 * world.trainers.rank):
-                ask(world, exchange)
-            for thread in threads:
-                thread.join()
-            ask(world, exchange, LATER)
-
-
-@own
-def test_an_error_is_raised_where_it_was_asked_for(layout: Job) -> None:
-    done: list[str] = []
-    with world_of(layout) as world, exchange_of(world) as exchange:
-        if exchange is not None and world.trainers.rank == 0:
-            rank, *_ = remote_hosts(world)
-            with pytest.raises(GraphDataError, match=rf"failed on rank {rank}: weight 7 is bad: ä"):
-                asking(exchange, {rank: np.array([BAD_DATA])})
-            with pytest.raises(CollectiveError, match=rf"failed on rank {rank}: MemoryError: no memory"):
-                asking(exchange, {rank: np.array([NO_MEMORY])})
-            assert asking(exchange, {rank: np.array([ECHO])}, lambda: done.append("meanwhile")).keys() == {rank}
-            assert done == ["meanwhile"]
-            exchange.retire()
-            with pytest.raises(ClosedError):
-                asking(exchange, {rank: np.array([ECHO])})
-
 
 @own
 def test_the_setting(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +39,7 @@ def test_the_setting(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def kind_of(setting: str) -> str:
         with world_of(layout, sampling=setting) as world:
-            return open_exchange(Hosts(world), answers()).name
+            return open_exchange(Hosts(world), behind_head).name
 
     assert [kind_of(setting) for setting in ("auto", "alltoallv", "sparse")] == ["sparse", "alltoallv", "sparse"]
     with pytest.raises(InvalidArgumentError, match=r"sampling must be auto, alltoallv or sparse \(got 'dense'\)"):
@@ -139,17 +47,14 @@ def test_the_setting(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with world_of(layout, sampling="sparse") as world, monkeypatch.context() as patch:
         patch.setattr(World, "threads_may_communicate", property(lambda world: world.rank != 1))
         with pytest.raises(InvalidArgumentError, match="'sparse' needs MPI_THREAD_MULTIPLE.* use auto or alltoallv"):
-            open_exchange(Hosts(world), answers())
+            open_exchange(Hosts(world), behind_head)
     monkeypatch.setattr(World, "threads_may_communicate", property(lambda world: world.rank != 1))
     assert open_in_one_thread(layout) == "alltoallv"
 
 
 def open_in_one_thread(layout: Job) -> str:
     with world_of(layout) as world:
-        return open_exchange(Hosts(world), answers()).name
-
-
-# A job
+        return open_exchange(Hosts(world), behind_head).name
 
 
 def sample(g: dist.DistGraph, name: str, number: int) -> str:

@@ -16,8 +16,7 @@ from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.protocol import SamplingRequest, pack_request, unpack_requests
-from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
+from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy
 from mpigraph.store.store import Store
 
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
@@ -109,50 +108,8 @@ def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, oracle) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("by_root", [False, True])
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        Uniform(-1, True),
-        First(4, 2),
-        Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2),
-    ],
-)
-def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
-    ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])
-    roots = np.arange(1, 6 if by_root else 1).astype(np.uint64)
-    chosen = np.arange(70) % 69 == 0
-    tensors = np.arange(2 * len(strategy.tables)).reshape(-1, 2)
-    request = SamplingRequest(1, 2, chosen, ids, strategy, True, np.uint64(6), roots, np.array([4, 8]), tensors)
-    words = np.concatenate(pack_request(request, ids[at], request.excluded, at))
-    (got,) = unpack_requests(words)
-    assert isinstance(got, SamplingRequest) and type(got.strategy) is type(strategy)
-    assert got.strategy.words() == strategy.words() and got.want_eids
-    for name in strategy.columns:
-        assert np.array_equal(getattr(got.strategy, name), getattr(strategy, name)[at])
-    assert (got.graph, got.dst, got.key) == (1, 2, 6) and np.array_equal(got.chosen, chosen)
-    assert np.array_equal(got.roots, roots[at] if by_root else roots) and got.excluded.tolist() == [4, 8]
-    assert np.array_equal(got.tensors, tensors)
-
-
 def test_two_strategies_cannot_have_one_tag() -> None:
     with pytest.raises(TypeError, match="First has tag 100: give another one"):
 
         class Second(First):
             pass
-
-
-def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:
-    ids, others = np.arange(1000) * 7, np.arange(30) + 2**40
-
-    def request(number: int) -> SamplingRequest:
-        return SamplingRequest(0, number, np.ones(1, np.bool_), ids, Uniform(5), True, np.uint64(number))
-
-    edges = np.arange(3)
-    sent = [pack_request(request(0), ids, edges[:0]), pack_request(request(1), others, edges)]
-    sent += [pack_request(request(2), 0, edges), pack_request(request(3), 1, edges), pack_request(request(4), 2, edges)]
-    read = unpack_requests(np.concatenate([word for words in sent for word in words]))
-    assert [got.dst for got in read if isinstance(got, SamplingRequest)] == [0, 1, 2, 3, 4]
-    for got, expected in zip(read, (ids, others, ids, others, ids), strict=True):
-        assert np.array_equal(got.ids, expected)
-    assert sum(len(word) for word in sent[2]) < 20

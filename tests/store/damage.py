@@ -4,19 +4,18 @@
 
 Variants are drawn by a seed: bit flips, cut and longer files, swapped and foreign shards, another partitioning of the
 same name, contents that contradict themselves under valid checksums, edited configurations. Each is opened by a job,
-and read part by part or staged, by processes that are forked, before MPI starts, from one that has imported everything.
+and read part by part or staged, by a process that is forked, before MPI starts, from one that has imported everything.
 A table of outcomes follows; the status is 1 if one is a wrong result, a crash, a hang, or another error.
 """
 
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import resource
-import select
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -407,52 +407,38 @@ def outcome(use: Callable[[str, Path], bytes], graph: Path, to: Path, right: byt
     return result
 
 
-def work(folder: Path, seed: int, numbers: list[int], right: dict[str, bytes], report: int) -> None:
-    """Try variants; write a line before and after each."""
+def begin_job() -> None:
     from mpi4py import MPI
 
-    out = os.fdopen(report, "w", buffering=1)
-    os.dup2(os.open(folder / "printed", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     MPI.Init_thread()
     dist.initialize(num_servers=0, timeout=10 * PATIENCE)
+
+
+def write_reference(folder: Path) -> None:
+    """Write the digests of the undamaged graph, in a process of its own."""
+    begin_job()
+    path = str(folder / "bases" / "right" / f"{NAME}.json")
+    (folder / "digests").write_text(json.dumps({use.__name__: use(path, folder / "reference").hex() for use in USES}))
+    os._exit(0)
+
+
+def attempt(folder: Path, seed: int, number: int, right: dict[str, bytes]) -> None:
+    """Try a variant, in a process of its own, and write what came of it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    begin_job()
     threading.excepthook = lambda _: None  # an error of the background would end the process before it is reported
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
-    for number in numbers:
-        print(json.dumps(["begin", number]), file=out)
-        name, graph = make_variant(number, seed, folder)
-        for use in (opened, USES[1 + number // len(KINDS) % (len(USES) - 1)]):
-            result, text = outcome(use, graph, folder / "to", right[use.__name__])
-            print(json.dumps(["did", number, name, use.__name__, result, text]), file=out)
-        for place in (graph, folder / "to"):
-            shutil.rmtree(place, ignore_errors=True)
-        for path in folder.iterdir():
-            if path.name != "printed":
-                path.unlink()
-    out.close()
+    name, graph = make_variant(number, seed, folder)
+    uses = (opened, USES[1 + number // len(KINDS) % (len(USES) - 1)])
+    outcomes = [(number, name, use.__name__, *outcome(use, graph, folder / "to", right[use.__name__])) for use in uses]
+    (folder / "outcomes").write_text(json.dumps(outcomes))
     os._exit(0)
 
 
-def reference(folder: Path) -> dict[str, bytes]:
-    """Return the digests of the undamaged graph, computed by a process of its own."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        from mpi4py import MPI
-
-        MPI.Init_thread()
-        dist.initialize(num_servers=0)
-        path = str(folder / "bases" / "right" / f"{NAME}.json")
-        digests = {use.__name__: use(path, folder / "reference").hex() for use in USES}
-        os.write(write, json.dumps(digests).encode())
-        os._exit(0)
-    os.close(write)
-    os.wait()
-    return {name: bytes.fromhex(text) for name, text in json.loads(os.read(read, 1 << 16)).items()}
-
-
-def prepare(folder: Path, workers: int) -> None:
-    """Write the graphs, and make the folders of the workers."""
+def prepare(folder: Path) -> None:
+    """Write the graphs."""
     bases = folder / "bases"
     for name, seed, nodes in (
         ("right", 1, (40, 40)),
@@ -462,89 +448,40 @@ def prepare(folder: Path, workers: int) -> None:
     ):
         make_graph(bases / name, seed, nodes)
     make_graph(bases / "name", 1, name="other")
-    for k in range(workers):
-        (folder / f"worker{k}").mkdir()
-
-
-class Worker:
-    """A forked process, and what it has to do."""
-
-    def __init__(self, k: int, folder: Path, seed: int, numbers: list[int], right: dict[str, bytes]) -> None:
-        self.arguments = (k, folder, seed, right)
-        self.left = numbers
-        self.now = -1
-        self.text = b""
-        self.begin = time.monotonic()
-        self.read, write = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self.read)
-            try:
-                work(folder / f"worker{k}", seed, numbers, right, write)
-            finally:
-                traceback.print_exc()
-                os._exit(99)
-        os.close(write)
-
-    def lines(self) -> list[Any] | None:
-        """Return its new lines; None at its end."""
-        data = os.read(self.read, 1 << 16)
-        if not data:
-            return None
-        *whole, self.text = (self.text + data).split(b"\n")
-        return [json.loads(line) for line in whole]
-
-    def end(self) -> int:
-        """Its status, or the signal that ended it as a negative number."""
-        os.close(self.read)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-    def go_on(self) -> "Worker | None":
-        """Another worker for what is left."""
-        if not self.left:
-            return None
-        k, folder, seed, right = self.arguments
-        for path in (folder / f"worker{k}").iterdir():
-            if path.name != "printed":
-                shutil.rmtree(path, ignore_errors=True)
-        return Worker(k, folder, seed, self.left, right)
 
 
 def run(folder: Path, variants: int, seed: int, workers: int) -> list[tuple[int, str, str, str, str]]:
     """Try all variants; return for each use of each: number, kind, use, outcome, and what is to be said."""
-    prepare(folder, workers)
-    right = reference(folder)
-    names = sorted(KINDS)
-    running = [Worker(k, folder, seed, list(range(k, variants, workers)), right) for k in range(workers)]
-    results = []
-    while running:
-        ready = select.select([worker.read for worker in running], [], [], 1.0)[0]
-        for worker in list(running):
-            end = ""
-            if worker.read in ready:
-                lines = worker.lines()
-                for word, number, *rest in lines or []:
-                    worker.begin, worker.now = time.monotonic(), number
-                    if word == "begin":
-                        worker.left = [n for n in worker.left if n != number]
-                    else:
-                        results.append((number, *rest))
-                if lines is None:
-                    status = worker.end()
-                    end = "" if status == 0 else f"ended with {status}"
-                    if end:
-                        results.append((worker.now, names[worker.now % len(names)], "?", "CRASH", end))
-            elif time.monotonic() - worker.begin > PATIENCE:
-                os.kill(worker.pid, signal.SIGKILL)
-                worker.end()
-                lines, end = None, "no end"
-                results.append((worker.now, names[worker.now % len(names)], "?", "HANG", end))
-            else:
+    prepare(folder)
+    forked, names = multiprocessing.get_context("fork"), sorted(KINDS)
+    reference = forked.Process(target=write_reference, args=(folder,))
+    reference.start()
+    reference.join()
+    right = {name: bytes.fromhex(text) for name, text in json.loads((folder / "digests").read_text()).items()}
+    left, results = list(reversed(range(variants))), []
+    running: dict[Any, tuple[int, Path, float]] = {}
+    while left or running:
+        while left and len(running) < workers:
+            number = left.pop()
+            home = folder / f"variant{number}"
+            home.mkdir()
+            process = forked.Process(target=attempt, args=(home, seed, number, right))
+            process.start()
+            running[process] = number, home, time.monotonic()
+        wait([process.sentinel for process in running], 1.0)
+        for process, (number, home, begun) in list(running.items()):
+            hangs = process.is_alive() and time.monotonic() - begun > PATIENCE
+            if process.is_alive() and not hangs:
                 continue
-            if lines is None:
-                running.remove(worker)
-                again = worker.go_on() if end else None
-                running += [again] if again else []
+            process.kill()
+            process.join()
+            del running[process]
+            if process.exitcode == 0:
+                results += map(tuple, json.loads((home / "outcomes").read_text()))
+            else:
+                kind_of_end = "HANG" if hangs else "CRASH"
+                results.append((number, names[number % len(names)], "?", kind_of_end, f"status {process.exitcode}"))
+            shutil.rmtree(home)
     return results
 
 

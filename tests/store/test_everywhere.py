@@ -58,34 +58,6 @@ def test_draws_by_edges_ask_no_other_node(layout: Job, oracle: Callable[..., str
 
 
 @remote
-def test_copies_take_what_the_others_hold(layout: Job, oracle: Callable[..., str]) -> None:
-    def body() -> None:
-        taken: list[np.ndarray] = []
-        take = segments.Segments.take
-
-        def noted(self: segments.Segments, sizes: np.ndarray, remote: bool, what: str) -> segments.Block:
-            if "a copy of" in what:
-                taken.append(sizes)
-            return take(self, sizes, remote, what)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(segments.Segments, "take", noted)
-            topology = opened(oracle, topology="everywhere").loaded.topology
-        world, hosts = current().world, topology.hosts
-        in_bytes = 8 * (hosts.num_nodes() + len(world.hosts)) + topology.dtype.itemsize * hosts.num_edges()
-        for node in range(world.num_nodes):
-            own = world.hosts_of_node(node)
-            held = sum(
-                8 * (np.diff(hosts.node_range(host))[0] + 1)
-                + topology.dtype.itemsize * np.diff(hosts.edge_range(host))[0]
-                for host in own
-            )
-            assert sum(int(sizes[own].sum()) for sizes in taken) == in_bytes - held == topology.bytes_elsewhere()[node]
-
-    layout.run(body)
-
-
-@remote
 def test_auto_is_by_the_tightest_node(layout: Job, oracle: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks decide alike, though one node alone has little memory; what was asked for is an error of its node."""
     limits = segments.tightest_limits

@@ -30,28 +30,3 @@ def test_no_windows_are_left(job: SharedJob, oracle, monkeypatch: pytest.MonkeyP
     third = dist.DistTensor((NUM_NODES, LARGE), torch.int64)
     assert not third[:].any()
     gc.collect()
-
-
-@on_layouts([ALONE, Layout(2, 0, 1)])
-def test_many_tensors_share_windows(job: SharedJob, oracle) -> None:
-    """Rows of all are apart, also where new tensors take the memory of closed ones, which are zero again."""
-    g = job.open(oracle(2))
-    own = dist.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
-    held = g.session.store.rows.segments
-
-    def make(number: int) -> dist.DistTensor:
-        tensor = dist.DistTensor((NUM_NODES, 1 + number % 3), torch.int32)
-        assert not tensor[own].any()
-        tensor[own] = own[:, None] + number
-        return tensor
-
-    tensors = {number: make(number) for number in range(60)}
-    before = len(held)
-    for number in range(0, 60, 7):
-        tensors.pop(number).close()
-    tensors |= {number: make(number) for number in range(100, 109)}
-    g.barrier()
-    assert len(held) == before < 20
-    nodes = torch.arange(NUM_NODES)
-    for number, tensor in tensors.items():
-        assert torch.equal(tensor[nodes].long(), (nodes[:, None] + number).expand(-1, 1 + number % 3)), number

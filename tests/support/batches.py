@@ -12,6 +12,7 @@ from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler
 from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID, TREE
 from mpigraph.graphs.in_memory import InMemoryGraph
+from mpigraph.sampling.minibatch import Subgraph
 
 NUM_BATCHES = 6
 SAMPLERS = {
@@ -54,6 +55,12 @@ def tensors(part: Any) -> Iterator[torch.Tensor]:
     else:
         for one in (part[key] for key in sorted(part, key=str)) if isinstance(part, Mapping) else part:
             yield from tensors(one)
+
+
+def parts_of(subgraph: Subgraph) -> list[Any]:
+    """What a subgraph for PyG holds, for :func:`digest`."""
+    counts = map(np.array, (*subgraph.num_nodes, *subgraph.num_edges))
+    return [*counts, *subgraph.ids, *subgraph.edges, *(subgraph.eids or [])]
 
 
 def digest(sample: Any) -> str:
