@@ -56,7 +56,6 @@ def main():
     p.add_argument("--config", required=True)
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--num_servers", type=int, default=1, help="on each node; mpigraph only")
-    p.add_argument("--num_prefetch", type=int, default=2, help="minibatches ahead; mpigraph only")
     p.add_argument("--graphbolt", action="store_true", help="DGL only")
     p.add_argument("--fanouts", default="10,25")
     p.add_argument("--layers", type=int, default=3, help="of inference")
@@ -65,7 +64,6 @@ def main():
     p.add_argument("--steps", type=int, default=40)
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
     p.add_argument("--negatives", type=int, default=10, help="of each edge")
-    p.add_argument("--gather", type=int, default=0, help="1: read the papers' features")
     p.add_argument("--cache", default="default", help="of remote rows: none, default or a size; mpigraph only")
     p.add_argument("--labor", type=json.loads, help="options of LaborSampler, which then samples; mpigraph only")
     p.add_argument("--trainers", type=int, default=1, help="on each host; mpigraph only")
@@ -100,7 +98,7 @@ def make_loader(lib, g, args):
     make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
     parameters = inspect.signature(make.__init__).parameters
     gathers = "features" in parameters
-    rows = {"features": ["feat"], "labels": "label", "num_prefetch": args.num_prefetch} if gathers else {}
+    rows = {"features": ["feat"], "labels": "label"} if gathers else {}
     if "cache" in parameters and args.cache != "default":
         rows["cache"] = None if args.cache == "none" else args.cache
     loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows)
@@ -271,7 +269,7 @@ def timed(loader, args, names, look):
 
 
 def hetero(lib, g, args):
-    """Minibatches of papers of a typed graph; nothing is done with them, unless their papers' features are read."""
+    """Minibatches of papers of a typed graph; nothing is done with them."""
     sampler = lib.dataloading.NeighborSampler(fanouts_of(args))
     papers = g.nodes["paper"].data
     seeds = lib.distributed.node_split(papers["train_mask"], g.get_partition_book(), ntype="paper", force_even=True)
@@ -281,8 +279,6 @@ def hetero(lib, g, args):
     def look(inputs, outputs, blocks):
         if len(outputs["paper"]) != args.batch_size:
             raise ValueError(f"{len(outputs['paper'])} seeds in a minibatch of {args.batch_size}")
-        if args.gather:
-            papers["feat"][inputs["paper"]]
         return sum(block.num_edges() for block in blocks), sum(map(len, inputs.values())), len(inputs["paper"])
 
     return timed(loader, args, ("edges", "inputs", "papers"), look)

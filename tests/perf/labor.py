@@ -67,7 +67,7 @@ def main():
         found, others = host_jobs.in_turn(args, args.work, sides, rehearse=number == 0)
         rows += rows_of(args.work, cache, found)
         loads += others
-    common.report(args, rows, common.side_by_side, others=loads, work=args.work, **options)
+    common.report(args, rows, others=loads, work=args.work, **options)
 
 
 def share(text):

@@ -53,8 +53,6 @@ def test_alternating_and_ratios() -> None:
         "| work, beside peer | mpigraph 2, peer 5 s | 2.50 (2.50-2.50) |",
         "| work | mpigraph 2, peer 5 s |  |",
     ]
-    beside = common.side_by_side([common.alone("rows", "k", {"NS": [8.0], "LABOR": [6.0]})])
-    assert beside == "| work | NS | LABOR |\n|---|---|---|\n| rows | 8 k | 6 (0.75) |"
 
 
 def test_worker_answers_and_ends() -> None:

@@ -44,14 +44,12 @@ MEASURES = {  # number of job.py -> (words, unit, factor); those without a unit 
     "gather": ("of the step: gather", "ms", 1e3),
     "compute": ("of the step: compute", "ms", 1e3),
 } | {name: (name, "", 1) for name in ("edges", "inputs", "nodes", "papers", "leaked", "accuracy", "rows")}
-MEMORY = {"peak": ("peak memory", "GiB", 2**-30)}
 
 
 def main():
     p = common.parser(__doc__, graphs=(*prepare.SIZES, "mag"))
     p.add_argument("work", choices=tuple(WORKS))
     p.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of job.py")
-    p.add_argument("--memory", action="store_true", help="measure memory in place of time, which takes time")
     args = p.parse_intermixed_args()
     peers, options = WORKS[args.work]
     options = options | dict(word.split("=", 1) for word in args.options)
@@ -61,16 +59,15 @@ def main():
         options["reverse"] = base / "reverse-2.npy"
         prepare.once(options["reverse"], lambda out: prepare.write_reverse(base / "flat-2", out))
     systems = (common.OURS, *(peers if common.dgl_python() else ()))
-    sides = {system: (system, options | {"memory": args.memory}) for system in systems}
-    rehearse = args.work != "inference" and not args.memory
-    found, loads = host_jobs.in_turn(args, args.work, sides, rehearse)
-    common.report(args, rows_of(found, MEMORY if args.memory else MEASURES), others=loads, **shown)
+    sides = {system: (system, options) for system in systems}
+    found, loads = host_jobs.in_turn(args, args.work, sides, rehearse=args.work != "inference")
+    common.report(args, rows_of(found), others=loads, **shown)
 
 
-def rows_of(found, measures):
+def rows_of(found):
     """Rows of what all systems have measured."""
     rows = []
-    for name, (words, unit, factor) in measures.items():
+    for name, (words, unit, factor) in MEASURES.items():
         if all(name in job for jobs in found.values() for job in jobs):
             rounds = common.pick(found, name, factor)
             rows += common.beside(words, unit, rounds) if unit else [common.alone(words, unit, rounds)]

@@ -141,11 +141,6 @@ class Hosts:
         path = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
         return int(_run([*self.enter(host), "cat", path]))
 
-    def shared_memory(self):
-        """Bytes that the files in every ``/dev/shm`` hold."""
-        found = [os.statvfs(f"/proc/{pid}/root/dev/shm") for pid in self._pids]
-        return sum((stat.f_blocks - stat.f_bfree) * stat.f_frsize for stat in found)
-
     def kill(self):
         """End every process on the hosts."""
         for pid in self.processes():
