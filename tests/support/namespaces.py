@@ -70,7 +70,7 @@ class Hosts:
             share a machine.
     """
 
-    def __init__(self, count, shm="12g", delay=0.0, rate=0.0, slow=-1):
+    def __init__(self, count, shm="12g", delay=0.0, rate=0.0):
         """Plan the hosts.
 
         Args:
@@ -78,7 +78,6 @@ class Hosts:
             shm: size of each ``/dev/shm``.
             delay: seconds by which the network delivers everything late, in each direction.
             rate: bits per second that each host can send; needed with a delay.
-            slow: the only host that has this delay and rate, in both directions; -1 for all.
 
         Raises:
             RuntimeError: this machine or user cannot make namespaces, or no delay.
@@ -86,7 +85,7 @@ class Hosts:
         why = missing() or (missing_delay() if delay else "")
         if why:
             raise RuntimeError(why)
-        self._slow = (delay, rate, slow) if delay else None
+        self._slow = (delay, rate) if delay else None
         if not 1 <= count < 255:
             raise ValueError(f"count must be 1 to 254 (got {count})")
         self.addresses = [f"{SUBNET}{i + 1}" for i in range(count)]
@@ -195,10 +194,8 @@ class Hosts:
             for line in lines:
                 told = line.format(address=self.addresses[i], inside=INTERFACE, mac=wire.mac(i))
                 _run([*self.enter(i), *told.split()])
-            if self._slow and _has_netem() and self._slow[2] in (-1, i):
+            if self._slow and _has_netem():
                 _run([*self.enter(i), *f"tc qdisc add dev {INTERFACE} root {shape}".split()])
-                if self._slow[2] == i:
-                    _run([*at_switch, *f"tc qdisc add dev mpig{i} root {shape}".split()])
 
     def _write_launcher(self):
         """What Hydra calls in place of ``ssh``: options, a host, and the words of a shell command."""

@@ -1,11 +1,10 @@
 """A slow network in user space, for kernels whose ``tc`` has no netem: a switch that delivers every frame late.
 
-    python wire.py DELAY RATE SLOW PID ...
+    python wire.py DELAY RATE PID ...
 
 Each process id names a network namespace, which gets a TAP device ``mpig`` with the hardware address of :func:`mac`. A
-frame leaves its sender at RATE bits per second, behind those before it, and arrives DELAY seconds later; if SLOW is the
-number of a host, and not -1, only frames from and to that host are slow. Large TCP frames pass whole, as they do
-between virtual machines, so one process keeps up with gigabits. Prints "ready".
+frame leaves its sender at RATE bits per second, behind those before it, and arrives DELAY seconds later. Large TCP
+frames pass whole, as they do between virtual machines, so one process keeps up with gigabits. Prints "ready".
 """
 
 import ctypes
@@ -60,11 +59,10 @@ def open_ports(pids):
     return ports
 
 
-def carry(ports, delay, rate, slow=-1):
+def carry(ports, delay, rate):
     """Carry frames for ever."""
     flying, numbers = [], itertools.count()  # (when it arrives, tie break, port it is from, frame)
     free_at = dict.fromkeys(ports, 0.0)  # when each sender's last frame has left it
-    into_slow = 0.0  # when the last frame to the slow host has passed its cable
     while True:
         now = time.monotonic()
         while flying and flying[0][0] <= now:
@@ -75,15 +73,8 @@ def carry(ports, delay, rate, slow=-1):
             with suppress(BlockingIOError):
                 frame = os.read(port, 1 << 17)
                 now, takes = time.monotonic(), 8 * (len(frame) - _OFFLOAD_HEADER) / rate
-                if slow < 0 or port == ports[slow]:
-                    arrives = free_at[port] = max(now, free_at[port]) + takes
-                    arrives += delay
-                elif frame[_OFFLOAD_HEADER + 5] == slow:
-                    into_slow = max(now, into_slow) + takes
-                    arrives = into_slow + delay
-                else:
-                    arrives = now
-                heapq.heappush(flying, (arrives, next(numbers), port, frame))
+                free_at[port] = max(now, free_at[port]) + takes
+                heapq.heappush(flying, (free_at[port] + delay, next(numbers), port, frame))
 
 
 def deliver(ports, sender, frame):
@@ -96,10 +87,10 @@ def deliver(ports, sender, frame):
 
 
 def main():
-    delay, rate, slow, *pids = sys.argv[1:]
+    delay, rate, *pids = sys.argv[1:]
     ports = open_ports(pids)
     print("ready", flush=True)
-    carry(ports, float(delay), float(rate), int(slow))
+    carry(ports, float(delay), float(rate))
 
 
 if __name__ == "__main__":
