@@ -61,9 +61,7 @@ def test_documents_and_examples_are_in_plain_english() -> None:
 
 
 def test_these_checks_can_fail() -> None:
-    source = (
-        "def f(some):\n    '''Whether it is None.'''\n    made = error(f'{some}: it is none')  # far rows of which\n"
-    )
+    source = "def f(some):\n    '''Whether it is None.'''\n    made = error(f'{some} is none')  # far rows of which\n"
     assert sorted(unclear(source)) == [
         (1, "begin with a verb or a noun: Whether it is None."),
         (1, "vague argument: some"),

@@ -7,7 +7,7 @@
 A host is a set of Linux namespaces: a network of its own with the address ``hosts.addresses[i]`` on the interface
 ``mpig``, a name ``mpig<i>`` that the others resolve, and a private ``/dev/shm``. The hosts hang on a bridge that has a
 namespace to itself, so that nothing of the machine's own network is touched. ``Hosts(2, delay=0.002, rate=1e9)`` makes
-a slow network, by ``tc netem`` where the kernel has it, else by ``wire.py`` in place of the bridge.
+a slow network, by ``wire.py`` in place of the bridge.
 
 Nothing is left behind: when this process ends, however it does, a reaper ends every process on the hosts.
 
@@ -51,12 +51,7 @@ def missing():
 
 def missing_delay():
     """What keeps a slow network from being made, where hosts can be made; an empty string if nothing does."""
-    return "" if _has_netem() or not wire.missing() else f"no netem in this kernel, and {wire.missing()}"
-
-
-def _has_netem():
-    trial = ["unshare", "--net", *"tc qdisc add dev lo root netem delay 1ms".split()]
-    return shutil.which("tc") is not None and subprocess.run(trial, capture_output=True).returncode == 0
+    return wire.missing()
 
 
 class Hosts:
@@ -181,21 +176,17 @@ class Hosts:
         """Lay the cables from the hosts to the bridge, or to the slow network's switch."""
         at_switch = ["nsenter", "--target", str(switch), "--net", "--"]
         lines = ["ip addr add {address}/24 dev {inside}", "ip link set {inside} up"]
-        if self._slow and not _has_netem():
+        if self._slow:
             script = [sys.executable, "-S", wire.__file__, *self._slow, *self._pids]
             _helper(undo, [*_ENDS_WITH_US, *at_switch, *script])
             lines.insert(0, "ip link set {inside} address {mac}")
-        elif self._slow:
-            shape = f"netem delay {1e6 * self._slow[0]:.0f}us rate {self._slow[1]:.0f}bit limit 99999"
         for i, pid in enumerate(self._pids):
-            if not self._slow or _has_netem():
+            if not self._slow:
                 _run([*at_switch, *f"ip link add mpig{i} type veth peer name {INTERFACE} netns {pid}".split()])
                 _run([*at_switch, *f"ip link set mpig{i} master mpigbr up".split()])
             for line in lines:
                 told = line.format(address=self.addresses[i], inside=INTERFACE, mac=wire.mac(i))
                 _run([*self.enter(i), *told.split()])
-            if self._slow and _has_netem():
-                _run([*self.enter(i), *f"tc qdisc add dev {INTERFACE} root {shape}".split()])
 
     def _write_launcher(self):
         """What Hydra calls in place of ``ssh``: options, a host, and the words of a shell command."""

@@ -1,4 +1,4 @@
-"""A slow network in user space, for kernels whose ``tc`` has no netem: a switch that delivers every frame late.
+"""A slow network in user space, which needs no netem in the kernel: a switch that delivers every frame late.
 
     python wire.py DELAY RATE PID ...
 
