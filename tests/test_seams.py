@@ -1,7 +1,7 @@
-"""The map "Where do I put ..." of mpigraph/README.md: each change is made on a copy of the package, counted, and used.
+"""The map "Where do I put ..." of mpigraph/README.md: changes are made on a copy of the package, counted, and used.
 
-All changes go into one copy, which one process runs, without compiling kernels. A sampler that chooses neighbours in
-another way is in ``sampling/test_strategies.py``, in one file.
+Those that put something into a list of the library, all in one copy, which one process runs without compiling kernels.
+A sampler that chooses neighbours in another way is in ``sampling/test_strategies.py``, a timing in ``test_trace.py``.
 """
 
 import re
@@ -112,20 +112,6 @@ class Rows:
         self.file.seek(self.begin + 4 * width * rows.start)
         return np.frombuffer(self.file.read(4 * width * (rows.stop - rows.start)), np.float32).reshape(-1, width)
 '''
-FORM = """
-
-def _to_eight_bits(rows):
-    stored, lost = _to_float16(rows)
-    return (stored.view(np.uint16) >> 8).astype(np.uint8), lost
-
-
-def _from_eight_bits(rows):
-    rows[:] = (narrow_part(rows, np.dtype(np.uint8)).astype(np.uint16) << 8).view(np.float16)
-
-
-FORMS = {
-    "float8_e5m2": Form(_to_eight_bits, _from_eight_bits),
-"""
 EXCHANGE = '''
 
 class Counting(ByMessages):
@@ -148,11 +134,6 @@ CHANGES = [
         ("nn/layers.py", "\n\ndef source_and_destination(\n", LAYER),
         ("nn/__init__.py", "    GraphConv as GraphConv,\n", "    Doubled as Doubled,\n    GraphConv as GraphConv,\n"),
     ], "h = mg.graph(([0, 1], [2, 2])); print(mg.nn.Doubled()(h, torch.ones(3, 1))[2].item())", "4.0"),
-    Change("a timing or a counter", [
-        ("dataloading/work_ahead.py", "batch = stages.fetch(sample)",
-         'with span("seam"): batch = stages.fetch(sample)'),
-    ], "loader = dist.DistNodeDataLoader(g, [1], NeighborSampler([2])); list(loader)\n"
-       "print('seam 0.' in str(loader.stats()))", "True"),
     Change("a sampler: anything drawn by", [
         ("dataloading/even.py", "", SAMPLER),
         ("dataloading/__init__.py", "\nattach(",
@@ -174,16 +155,6 @@ CHANGES = [
         ("cli/grammar.py", "GROUPS: dict", COMMAND),
         ("cli/grammar.py", '"jobs": {Launch', '"jobs": {Greet: "greet", Launch'),
     ], "from mpigraph.cli.main import main; main(['greet', 'you'])", "hello you"),
-    Change("an option of a command", [
-        ("cli/grammar.py", "    job: str | None = argument(", "    to: str = option('whom', default='all')\n"
-                                                              "    job: str | None = argument("),
-        ("cli/launch.py", "def launch(options: Launch) -> int:", "def launch(options: Launch) -> int:\n"
-                          "    print(options.to)\n    return 0\n\n\ndef before(options: Launch) -> int:"),
-    ], "main(['launch', '--num_trainers', '1', '--workspace', '/', '--part_config', 'x', '--to', 'us', 'true'])", "us"),
-    Change("something else in every checkpoint", [
-        ("checkpoint/job_state.py", '"draws": session.num_draws,', '"draws": session.num_draws, "seam": 7,'),
-        ("checkpoint/job_state.py", "    session.num_draws = ", '    print(state["seam"])\n    session.num_draws = '),
-    ], "mg.checkpoint.save({}, checkpoint_id=folder / 'c'); mg.checkpoint.load({}, checkpoint_id=folder / 'c')", "7"),
     Change("a source of features", [
         ("distgraph/object_store.py", "", STORE),
         ("distgraph/tensor.py", "from mpigraph.distgraph.typed_ids import to_rows\n",
@@ -193,13 +164,6 @@ CHANGES = [
        "with fsspec.open('memory://x', 'wb') as file: file.write(b'101 4\\n' + rows.tobytes())\n"
        "t = dist.DistTensor((101, 4), torch.float32, 'x'); t.load('memory://x'); g.ndata['x'] = t\n"
        "print(t[g.ndata['orig'][:].argsort()[[100]]].tolist())", "[[400.0, 401.0, 402.0, 403.0]]"),
-    Change("a form in which features are stored", [
-        ("storage/format.py", '"bfloat16": "uint16",', '"bfloat16": "uint16", "float8_e5m2": "uint8",'),
-        ("storage/narrow.py", "\n\nFORMS = {\n", FORM),
-    ], "h = mg.graph(([0, 1], [2, 2])); h.ndata['x'] = torch.tensor([[1.5], [-3], [5]])\n"
-       "dist.partition_graph(h, 'f', 1, folder / 'f', part_method='random', feat_dtype='float8_e5m2')\n"
-       "x = dist.DistGraph('f', part_config=folder / 'f' / 'f.json').ndata['x']\n"
-       "print(x.storage_dtype, sorted(x[:].flatten().tolist()))", "torch.float8_e5m2 [-3.0, 1.5, 5.0]"),
     Change("an exchange of sampling requests", [
         ("sampling/exchanges.py", "EXCHANGES: tuple[type[Exchange], ...] = (", EXCHANGE),
         ("config.py", '"alltoallv", "sparse")', '"alltoallv", "sparse", "counting")'),
