@@ -273,7 +273,7 @@ OF_ONE_TYPE: list[Call] = [
         ({"seed": "x"}, ERROR, "seed must be an integer"),
         ({"prob": 5}, ERROR, "features are given by name"),
         ({"prob": "nothing"}, FieldNameError, "no feature 'nothing'"),
-        ({"edge_dir": "out"}, ERROR, "edge_dir must be 'in'"))),
+        ({"edge_dir": "out"}, ERROR, "edge_dir must be 'in' .got 'out'.*--add-reverse"))),
     *((lambda g, call=call, edges=edges: call(g, edges), kind, f"exclude_edges.*{words}")
       for call in (lambda g, edges: g.sample_neighbors([0, 5], 2, exclude_edges=edges),
                    lambda g, edges: NeighborSampler([2, 2]).sample_blocks(g, [0, 5], edges))
