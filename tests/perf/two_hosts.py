@@ -3,6 +3,7 @@
     DGL_PYTHON=... python tests/perf/two_hosts.py DIR train fanouts=15,10,5 steps=12       # as root
     DGL_PYTHON=... python tests/perf/two_hosts.py DIR loader cache=none --graph products
     DGL_PYTHON=... python tests/perf/two_hosts.py DIR hetero --graph mag
+    DGL_PYTHON= python tests/perf/two_hosts.py DIR loader 'labor={"batch_dependency": 16}' cache=8160KB steps=96 warm=32
 
 ``train`` steps of GraphSAGE; ``loader`` minibatches with their rows and labels, without a model; ``hetero`` minibatches
 of papers of ``mag``; ``inference`` a model on all nodes, beside the loop of DGL's example. Words after the options are
@@ -35,7 +36,7 @@ MEASURES = {  # number of job.py -> (words, unit, factor); those without a unit 
     "sample": ("of the step: sample", "ms", 1e3),
     "gather": ("of the step: gather", "ms", 1e3),
     "compute": ("of the step: compute", "ms", 1e3),
-} | {name: (name, "", 1) for name in ("edges", "inputs", "papers", "accuracy", "rows")}
+} | {name: (name, "", 1) for name in ("edges", "inputs", "remote", "fetched", "papers", "accuracy", "rows")}
 
 
 def main():
