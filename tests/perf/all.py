@@ -4,15 +4,12 @@
     python tests/perf/all.py DATA --only sampling loader -o OUT
 
 Prepares the graph S (``prepare.py``), runs each script in turn with its peers, each round when the cores are quiet, and
-writes ``OUT/MACHINE/NAME.json`` for each (OUT is ``DATA/results``), ``OUT/table.md`` and ``OUT/beside.svg``. The table
-has a column for each MACHINE in OUT: copy the folder of another machine there and run with ``--only`` and no name. What
-cannot run (no DGL, no root) is named, and leaves its cells empty; the exit status is then 1.
+writes ``OUT/NAME.json`` for each (OUT is ``DATA/results``), ``OUT/table.md`` and ``OUT/beside.svg``. With ``--only``
+and no name it writes the table and the picture of what is in OUT. What cannot run (no DGL, no root) is named; the exit
+status is then 1.
 """
 
 import json
-import os
-import platform
-import re
 import subprocess
 import sys
 from html import escape
@@ -46,13 +43,12 @@ def main():
     p.add_argument("-o", "--output", type=Path, metavar="OUT", help="folder of the results (DATA/results)")
     args = p.parse_args()
     out = args.output or args.dir / "results"
-    here = out / machine()
-    here.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in args.only if not measured(name, args, here / f"{name}.json")]
-    results = {folder.name: read(folder) for folder in sorted(out.iterdir()) if folder.is_dir()}
+    out.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in args.only if not measured(name, args, out / f"{name}.json")]
+    results = read(out)
     (out / "table.md").write_text(table(results), encoding="utf-8")
     print(table(results), end="")
-    if groups := [(label, row) for run, begin, label in BARS if (row := of_all(results[here.name], run, begin))]:
+    if groups := [(label, row) for run, begin, label in BARS if (row := of_all(results, run, begin))]:
         (out / "beside.svg").write_text(picture(groups), encoding="utf-8")
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")
@@ -68,35 +64,23 @@ def measured(name, args, result):
     return all(subprocess.run(list(map(str, words)), stdout=sys.stderr).returncode == 0 for words in (prepare, measure))
 
 
-def machine():
-    """A name for the machine: its processor and how many cores this process may use."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", model[1] if model else platform.machine())
-    return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
 def read(folder):
-    """The rows of each script that ran on a machine, by name."""
+    """The rows of each script that ran, by name."""
     results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
     return {name: results[name]["rows"] for name in RUNS if name in results}
 
 
 def table(results):
-    """A Markdown table: a line for each ratio, a column for each machine."""
-    lines = [f"| work | {' | '.join(results)} |", "|---" * (len(results) + 1) + "|"]
-    for run, (words, _) in RUNS.items():
-        cells = {}  # what -> machine -> text
-        for name, rows in results.items():
-            for row in rows.get(run, []):
-                if row["ratio"] is not None:
-                    low, high = row["spread"]
-                    text = (
-                        f"**{row['ratio']:.2f}** ({low:.2f}-{high:.2f}), {row['values'][common.OURS]:.3g} {row['unit']}"
-                    )
-                    cells.setdefault(row["what"], {})[name] = text
-        for what, texts in cells.items():
-            lines.append(f"| {words}: {what} | {' | '.join(texts.get(name, '') for name in results)} |")
+    """A Markdown table: a line for each ratio."""
+    lines = ["| work | ratio (range) | here |", "|---|---|---|"]
+    for run, rows in results.items():
+        for row in rows:
+            if row["ratio"] is not None:
+                low, high = row["spread"]
+                here = f"{row['values'][common.OURS]:.3g} {row['unit']}"
+                lines.append(
+                    f"| {RUNS[run][0]}: {row['what']} | **{row['ratio']:.2f}** ({low:.2f}-{high:.2f}) | {here} |"
+                )
     return "\n".join([*lines, ""])
 
 
