@@ -4,8 +4,9 @@
         job = cluster.submit("train.sbatch")
         assert cluster.wait(job, 60)["JobState"] == "COMPLETED"
 
-Each node has a ``/dev/shm`` and a disk (``cluster.local``, the same path on all) of its own. It lives inside the ``with`` block; daemons end with this process, however it ends. A job that is requeued starts
-again after ``cred_expire`` seconds, which are two minutes by default.
+Each node has a ``/dev/shm`` and a disk (``cluster.local``, the same path on all) of its own. The cluster lives inside
+the ``with`` block; daemons end with this process, however it ends. A job that is requeued starts again after
+``cred_expire`` seconds, which are two minutes by default.
 
 Needs root, and Debian's packages slurmctld, slurmd, slurm-client and munge; :func:`missing` says what there is not.
 """
