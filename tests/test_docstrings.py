@@ -1,7 +1,7 @@
 """Docstrings name errors that exist and shapes of arrays, and a decorator writes the sentence of collective calls.
 
-That everything public has one, ruff requires. Silent means local. Whether trainers make a collective call together is compared while the tests run
-(``mpigraph/collective.py``); here only functions that call MPI themselves are looked at.
+That everything public has one, ruff requires. Silent means local. Whether trainers make a collective call together is
+compared while the tests run (``mpigraph/collective.py``); here only functions that call MPI themselves are looked at.
 """
 
 import ast
