@@ -184,7 +184,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         before = segments()
         done = jobs.run_job([*command, *python, script, case.phase, case.victim, number, flag, path, folder], env)
         seconds = time.time() - float(flag.read_text())
-        end = time.monotonic() + 5  # the kernel takes a moment to end what was killed; jobs beside this one start
+        end = time.monotonic() + 30  # ends take a moment, on a busy machine some seconds; jobs beside this one start
         while (left := left_of(token, before, hosts)) and time.monotonic() < end:
             time.sleep(0.05)
         left += [str(path) for path in temporary.iterdir() if not path.name.startswith(KEPT)]
