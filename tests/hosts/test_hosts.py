@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import namespaces
 import pytest
 from batches import NUM_BATCHES
 from blocks import KINDS, TRANSPORTS
-from jobs import EXAMPLES, PRELUDE, clean_environment, generated, needs, warm_python
+from jobs import EXAMPLES, PRELUDE, clean_environment, generated, needs, soon, warm_python
 from killed import CASES, Case
 from oracle import NAME, write_oracle
 
@@ -256,10 +255,7 @@ def test_a_killed_rank_ends_the_job_on_all_hosts(hosts: namespaces.Hosts, oracle
 
 def until_gone(hosts: namespaces.Hosts) -> None:
     """No process may be left on the hosts."""
-    end = time.monotonic() + SOON
-    while hosts.processes():
-        assert time.monotonic() < end, f"left: {hosts.processes()}"
-        time.sleep(0.1)
+    assert soon(lambda: not hosts.processes(), SOON), f"left: {hosts.processes()}"
 
 
 NUM_LAUNCHED = 2  # hosts that the launch command is told

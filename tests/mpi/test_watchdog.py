@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from jobs import soon
 from layouts import WAIT
 from mpi4py import MPI
 from worlds import flat_world
@@ -91,9 +92,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
         waits.tick(begin + seconds, 2.0, 0.5)
         assert waits.now == now
     watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT, waits=waits)
-    end = time.monotonic() + WAIT
-    while waits.now < 4.0 and time.monotonic() < end:  # its thread goes on
-        time.sleep(0.01)
+    assert soon(lambda: waits.now >= 4.0)  # its thread goes on
     watchdog.close()
     assert 4.0 <= waits.now < TIMEOUT
 

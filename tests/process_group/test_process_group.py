@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from jobs import SOON, run_script, wait_for
+from jobs import SOON, run_script, soon, wait_for
 from layouts import WAIT, Job, Layout, SharedJob, api, needs_threads, on_layouts, own_on_layouts
 from mpi4py import MPI
 from torch import Tensor, nn
@@ -345,14 +345,7 @@ def test_a_callback_may_wait_for_other_operations(job: SharedJob) -> None:
             everywhere = one.clone()
             dist.broadcast(everywhere, 0)
             assert torch.equal(one, everywhere)
-    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("mpigraph-callbacks")])
-
-
-def wait_until(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + WAIT
-    while not true() and time.monotonic() < end:
-        time.sleep(0.01)
-    return true()
+    assert soon(lambda: not [t for t in threading.enumerate() if t.name.startswith("mpigraph-callbacks")])
 
 
 @groups_of_several

@@ -110,21 +110,6 @@ def test_what_one_trainer_samples_alone_across_nodes_ends_the_job(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_trainers_that_make_different_numbers_of_passes_are_named(tmp_path: Path, oracle) -> None:
-    body = """
-loader = dist.DistNodeDataLoader(g, torch.arange(8), NeighborSampler([2]), batch_size=2)
-for epoch in range(3 if rank == 0 else 2):
-    list(loader)
-g.barrier()
-"""
-    env = TWO_NODES | {"MPIGRAPH_TIMEOUT": "200", "MPI4PY_RC_THREAD_LEVEL": "serialized"}
-    status, output, seconds = run_script(tmp_path, oracle(2), body, before=SHORT, **env)
-    assert status != 0 and seconds < SOON
-    assert re.search(r"trainer 0/2 .*: waiting in .* of epoch 2 of loader \d+: .* at script.py:\d+ for", output)
-    assert re.search(r"trainer 1/2 .*: waiting in barrier .* at script.py:\d+ for", output), output
-
-
-@pytest.mark.slow
 @BOTH
 def test_a_stopped_trainer_ends_the_job(tmp_path: Path, oracle, start: dict) -> None:
     body = "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ng.barrier()"

@@ -17,10 +17,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from jobs import soon
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sacct", "sinfo", "setpriv")
 _ENDS_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
@@ -238,13 +239,10 @@ class Cluster:
 
 def until(true: Callable[[], bool], seconds: float, complain: Callable[[], None] | None = None) -> None:
     """Wait for something, at most so many seconds; then ``complain``, else TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            if complain:
-                complain()
-            raise TimeoutError(f"waited {seconds} s")
-        time.sleep(0.1)
+    if not soon(true, seconds):
+        if complain:
+            complain()
+        raise TimeoutError(f"waited {seconds} s")
 
 
 def settings(template: Path, changes: Mapping[str, str], commands: Mapping[str, str]) -> str:
