@@ -161,27 +161,19 @@ def test_more_threads_than_rings() -> None:
         assert spans_here("main")[-1:] == ["goes on"]
 
 
-def in_a_fork(holds: Callable[[], bool]) -> None:
-    """Check for what must hold in a fork of this process."""
-    child = os.fork()
-    if not child:
-        try:
-            os._exit(not holds())
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_a_fork_leaves_its_parents_ring_and_sums_alone() -> None:
-    def holds() -> bool:
-        with span("forked", detail="child"):
-            spans = spans_here("forked")
-        count("rows", 1)
-        return spans == ["child"] and totals.snapshot().counts == {"rows": 2}
-
     with span("outer"), Totals() as totals:
         count("rows", 1)
-        in_a_fork(holds)
+        child = os.fork()
+        if not child:
+            try:
+                with span("forked", detail="child"):
+                    spans = spans_here("forked")
+                count("rows", 1)
+                os._exit(not (spans == ["child"] and totals.snapshot().counts == {"rows": 2}))
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert spans_here("forked") == [] and totals.snapshot().counts == {"rows": 1}
         assert Trace(address()).last().startswith("in outer")
 

@@ -215,18 +215,3 @@ def test_loaders_with_worker_processes_ask_for_none(job: SharedJob) -> None:
     ]
     for one, *others in zip(*loaders, strict=True):
         assert all(torch.equal(one[0], other[0]) for other in others)
-
-
-def test_rows_that_are_read_several_times_or_never(job: SharedJob) -> None:
-    """A row that is read twice has the gradients of both; one that is not read keeps its value; no read is no step."""
-    g = job.open(job.write(cut, "ring"))
-    first = g.rank() == 0
-    for make in (dist.SparseSGD, dist.SparseAdagrad, dist.SparseAdam):
-        emb = dist.DistEmbedding(24, 1, make.__name__, part_policy=g.get_node_partition_policy("_N"))
-        optimizer = make([emb], lr=0.1, reduction="sum")
-        (emb(torch.tensor([1] if first else [])).sum() + emb(torch.tensor([1, 2] if first else [])).sum()).backward()
-        optimizer.step()
-        rows = emb.weight[:][:, 0]
-        assert rows.isfinite().all() and rows.nonzero()[:, 0].tolist() == [1, 2]
-        assert make is not dist.SparseSGD or rows[1] == 2 * rows[2]
-        g.barrier()
