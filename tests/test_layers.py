@@ -7,18 +7,13 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from sources import FILES, PACKAGE, nodes, parsed
+from sources import FILES, PACKAGE, PAGE, nodes, parsed, section
 
 
 def floors() -> list[str]:
     """The list in mpigraph/README.md, from the lowest floor up; two names on one line do not know each other."""
-    block = (PACKAGE / "README.md").read_text(encoding="utf-8").split("```floors\n")[1].split("```")[0]
+    block = PAGE.split("```floors\n")[1].split("```")[0]
     return [line.split(":")[0] for line in block.splitlines()]
-
-
-def section(title: str) -> str:
-    """The text of a section of mpigraph/README.md."""
-    return (PACKAGE / "README.md").read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 # A module may import what stands above its line, and its own folder.

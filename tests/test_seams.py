@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 import pytest
 from jobs import clean_environment, run_job
+from sources import PACKAGE, section
 
-import mpigraph
-
-PACKAGE = Path(mpigraph.__file__).parent
-ROWS = re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \|", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+ROWS = re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \|", section("Where do I put ..."), re.MULTILINE)
 
 
 class Change(NamedTuple):
