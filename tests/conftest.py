@@ -71,18 +71,8 @@ LASTING = re.compile(
     r"temporary (mpigraph-kernels-|torchinductor_)"
 )
 FAILED = pytest.StashKey[bool]()
-JOBS = {
-    "checkpoint",
-    "cli",
-    "compat",
-    "examples",
-    "optim",
-    "perf",
-    "process_group",
-    "reports",
-    "rows",
-    "session",
-}  # rooms whose tests start processes
+# Rooms whose tests start processes
+JOBS = set("checkpoint cli compat examples optim perf process_group reports rows session".split())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
