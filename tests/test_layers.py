@@ -89,33 +89,12 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
                 yield f"{node.attr} pickles its message"
 
 
-SPEAK_OF_ALL = {
-    ("mpigraph/mpi/world.py", "job_comm"),
-    ("mpigraph/mpi/abort.py", "abort"),
-    ("mpigraph/session/torch_waits.py", "_has_more_ranks"),
-}
-
-
-def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
-    """Only ``job_comm`` in mpi/world.py may speak of all ranks, ``abort`` in mpi/abort.py, which ends them, and who
-    looks whether a script does."""
-    allowed: set[ast.AST] = set()
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef) and (path, node.name) in SPEAK_OF_ALL:
-            allowed |= set(ast.walk(node))
-    for node in nodes(tree):
-        named = isinstance(node, ast.Attribute) and node.attr == "COMM_WORLD"
-        imported = isinstance(node, ast.ImportFrom) and any(alias.name == "COMM_WORLD" for alias in node.names)
-        if (named or imported) and node not in allowed:
-            yield "COMM_WORLD outside job_comm and abort"
-
-
 def finalizers(path: str, tree: ast.AST) -> Iterator[str]:
     yield from ("__del__" for node in nodes(tree) if isinstance(node, ast.FunctionDef) and node.name == "__del__")
 
 
 RULES: list[Callable[[str, ast.AST], Iterator[str]]] = [
-    wrong_layers, wrong_third_parties, pickling, comm_world, finalizers
+    wrong_layers, wrong_third_parties, pickling, finalizers
 ]  # fmt: skip
 
 
@@ -178,9 +157,6 @@ BAD = [
     (wrong_third_parties, "service/x.py", "from importlib import import_module"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=True)"),
     (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
-    (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "mpi/agree.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "session/context.py", "from mpi4py.MPI import COMM_WORLD"),
     (finalizers, "store/x.py", "class A:\n    def __del__(self): ..."),
 ]
 GOOD = [
@@ -189,7 +165,6 @@ GOOD = [
     (wrong_third_parties, "graphs/x.py", "import torch"),
     (wrong_third_parties, "compat/x.py", "from importlib import import_module"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
-    (comm_world, "mpi/world.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
 ]
 
 
