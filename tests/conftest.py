@@ -6,11 +6,6 @@ dealt out, too: they fill the time in which the others wait for each other. A te
 exactly 1, 2, 3 and 4 ranks, on a communicator of that many; ``layout`` and ``job`` are described in
 ``support/layouts.py``. Each test has a deadline, at which every rank prints its stacks and the run is aborted. Rank 0
 reports for all.
-
-``--together`` leaves out the tests that need fewer ranks than there are, which a run on more ranks has made the
-communicators for. Tests marked ``slow`` run with ``-m slow``, those marked ``study`` with ``-m study``. Tests on Slurm
-and on hosts of their own skip where something is missing that they need, unless it is required:
-``MPIGRAPH_TEST_REQUIRE=slurm,hosts`` makes them fail instead.
 """
 
 import faulthandler
@@ -71,18 +66,8 @@ LASTING = re.compile(
     r"temporary (mpigraph-kernels-|torchinductor_)"
 )
 FAILED = pytest.StashKey[bool]()
-JOBS = {
-    "checkpoint",
-    "cli",
-    "compat",
-    "examples",
-    "optim",
-    "perf",
-    "process_group",
-    "reports",
-    "rows",
-    "session",
-}  # rooms whose tests start processes
+# Rooms whose tests start processes
+JOBS = set("checkpoint cli compat examples optim perf process_group reports rows session".split())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,8 +2,6 @@
 
 import inspect
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -11,7 +9,7 @@ from mpigraph.collective import WHEN_REMOTE, collective
 
 
 class Thing:
-    """A class with every kind of collective call."""
+    """A class with collective calls."""
 
     @collective("trainers")
     def __init__(self, size: int = 3) -> None:
@@ -22,27 +20,6 @@ class Thing:
     @collective("trainers")
     def total(self) -> int:
         return self.size
-
-    @classmethod
-    @collective("trainers")
-    def made(cls) -> "Thing":
-        """Make one.
-
-        Returns:
-            It.
-        """
-        return cls(4)
-
-    @contextmanager
-    @collective("trainers")
-    def opened(self) -> Iterator[int]:
-        """Open it."""
-        yield self.size
-
-    @collective("trainers", WHEN_REMOTE)
-    def sample(self) -> int:
-        """Sample."""
-        return 1
 
 
 @collective("trainers")

@@ -1,6 +1,4 @@
-"""Conversions. scipy, networkx and PyG are used for real; DGL by a stand-in with the attributes of the real class (the
-real package is tested too where it is installed).
-"""
+"""Conversions. scipy, networkx and PyG are used for real; DGL by a stand-in with the attributes of the real class."""
 
 from types import SimpleNamespace
 
@@ -180,15 +178,6 @@ def test_original_ids_and_names_with_index():
     assert "node_index" not in from_pyg(data).ndata
 
 
-def test_as_many_edges_as_nodes():
-    data = Data(
-        edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]]), x=torch.eye(3), edge_attr=torch.ones(3), y=torch.ones(3)
-    )
-    data.edge_label_index, data.e_id = torch.zeros(3, 2, dtype=torch.int64), torch.tensor([5, 6, 7])
-    g = from_pyg(data)
-    assert sorted(g.ndata) == ["x", "y"] and sorted(g.edata) == sorted([EID, "edge_attr"])
-
-
 def test_what_pyg_does_not_say():
     data = HeteroData()
     data["user", "buys", "item"].edge_index = torch.tensor([[0, 4], [1, 1]])
@@ -233,14 +222,6 @@ def test_dgl_stand_in():
     assert g.nodes["paper"].data["x"].tolist() == [0, 1, 2, 3] and g.num_nodes("paper") == 4
     with pytest.raises(InvalidArgumentError, match="block"):
         from_dgl(DGLStandIn(inner, is_block=True))
-
-
-def test_dgl_itself():
-    dgl = pytest.importorskip("dgl")
-    source = dgl.graph(([0, 1], [1, 2]))
-    source.ndata["x"] = torch.arange(3)
-    g = as_graph(source)
-    assert edge_set(g) == [(0, 1), (1, 2)] and g.ndata["x"].tolist() == [0, 1, 2]
 
 
 def test_as_graph_of_graphs_and_dicts():

@@ -1,7 +1,8 @@
-"""The map "Where do I put ..." of mpigraph/README.md: each change is made on a copy of the package, counted, and used.
+"""The map "Where do I put ..." of mpigraph/README.md: changes are made on a copy of the package, counted, and used.
 
-All changes go into one copy, which one process runs, without compiling kernels. A sampler that chooses neighbours in
-another way is in ``sampling/test_strategies.py``, in one file.
+Those that put something into a list of the library, all in one copy, which one process runs without compiling kernels.
+A sampler that chooses neighbours in another way is in ``sampling/test_strategies.py``, a timing in ``test_trace.py``, a
+sampler of a user's own in ``examples/test_examples.py``.
 """
 
 import re
@@ -12,11 +13,9 @@ from typing import NamedTuple
 
 import pytest
 from jobs import clean_environment, run_job
+from sources import PACKAGE, section
 
-import mpigraph
-
-PACKAGE = Path(mpigraph.__file__).parent
-ROWS = re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \|", (PACKAGE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+ROWS = re.findall(r"^\| ([^|]+) \| (\d+)[^|]* \|", section("Where do I put ..."), re.MULTILINE)
 
 
 class Change(NamedTuple):
@@ -64,9 +63,6 @@ class EvenSampler(BlockSampler):
         block = to_block(even, seed_nodes)
         return block.srcdata[NID], seed_nodes, [block]
 '''
-OF_THEIR_OWN = SAMPLER.replace("mpigraph.dataloading.sampler", "mpigraph.dataloading").replace(
-    "mpigraph.graphs.block import to_block\nfrom mpigraph.graphs.fields import NID", "mpigraph import NID, to_block"
-)
 DRAWS = "for _, seeds, (b,) in dist.DistNodeDataLoader(g, [3, 4, 5], {}, batch_size=2): assert b.num_edges()\n"
 DRAWS += "assert (b.srcdata['_ID'][b.edges()[0]] % 2 == 0).all()\n"
 METHOD = """
@@ -112,20 +108,6 @@ class Rows:
         self.file.seek(self.begin + 4 * width * rows.start)
         return np.frombuffer(self.file.read(4 * width * (rows.stop - rows.start)), np.float32).reshape(-1, width)
 '''
-FORM = """
-
-def _to_eight_bits(rows):
-    stored, lost = _to_float16(rows)
-    return (stored.view(np.uint16) >> 8).astype(np.uint8), lost
-
-
-def _from_eight_bits(rows):
-    rows[:] = (narrow_part(rows, np.dtype(np.uint8)).astype(np.uint16) << 8).view(np.float16)
-
-
-FORMS = {
-    "float8_e5m2": Form(_to_eight_bits, _from_eight_bits),
-"""
 EXCHANGE = '''
 
 class Counting(ByMessages):
@@ -148,11 +130,6 @@ CHANGES = [
         ("nn/layers.py", "\n\ndef source_and_destination(\n", LAYER),
         ("nn/__init__.py", "    GraphConv as GraphConv,\n", "    Doubled as Doubled,\n    GraphConv as GraphConv,\n"),
     ], "h = mg.graph(([0, 1], [2, 2])); print(mg.nn.Doubled()(h, torch.ones(3, 1))[2].item())", "4.0"),
-    Change("a timing or a counter", [
-        ("dataloading/work_ahead.py", "batch = stages.fetch(sample)",
-         'with span("seam"): batch = stages.fetch(sample)'),
-    ], "loader = dist.DistNodeDataLoader(g, [1], NeighborSampler([2])); list(loader)\n"
-       "print('seam 0.' in str(loader.stats()))", "True"),
     Change("a sampler: anything drawn by", [
         ("dataloading/even.py", "", SAMPLER),
         ("dataloading/__init__.py", "\nattach(",
@@ -174,16 +151,6 @@ CHANGES = [
         ("cli/grammar.py", "GROUPS: dict", COMMAND),
         ("cli/grammar.py", '"jobs": {Launch', '"jobs": {Greet: "greet", Launch'),
     ], "from mpigraph.cli.main import main; main(['greet', 'you'])", "hello you"),
-    Change("an option of a command", [
-        ("cli/grammar.py", "    job: str | None = argument(", "    to: str = option('whom', default='all')\n"
-                                                              "    job: str | None = argument("),
-        ("cli/launch.py", "def launch(options: Launch) -> int:", "def launch(options: Launch) -> int:\n"
-                          "    print(options.to)\n    return 0\n\n\ndef before(options: Launch) -> int:"),
-    ], "main(['launch', '--num_trainers', '1', '--workspace', '/', '--part_config', 'x', '--to', 'us', 'true'])", "us"),
-    Change("something else in every checkpoint", [
-        ("checkpoint/job_state.py", '"draws": session.num_draws,', '"draws": session.num_draws, "seam": 7,'),
-        ("checkpoint/job_state.py", "    session.num_draws = ", '    print(state["seam"])\n    session.num_draws = '),
-    ], "mg.checkpoint.save({}, checkpoint_id=folder / 'c'); mg.checkpoint.load({}, checkpoint_id=folder / 'c')", "7"),
     Change("a source of features", [
         ("distgraph/object_store.py", "", STORE),
         ("distgraph/tensor.py", "from mpigraph.distgraph.typed_ids import to_rows\n",
@@ -193,13 +160,6 @@ CHANGES = [
        "with fsspec.open('memory://x', 'wb') as file: file.write(b'101 4\\n' + rows.tobytes())\n"
        "t = dist.DistTensor((101, 4), torch.float32, 'x'); t.load('memory://x'); g.ndata['x'] = t\n"
        "print(t[g.ndata['orig'][:].argsort()[[100]]].tolist())", "[[400.0, 401.0, 402.0, 403.0]]"),
-    Change("a form in which features are stored", [
-        ("storage/format.py", '"bfloat16": "uint16",', '"bfloat16": "uint16", "float8_e5m2": "uint8",'),
-        ("storage/narrow.py", "\n\nFORMS = {\n", FORM),
-    ], "h = mg.graph(([0, 1], [2, 2])); h.ndata['x'] = torch.tensor([[1.5], [-3], [5]])\n"
-       "dist.partition_graph(h, 'f', 1, folder / 'f', part_method='random', feat_dtype='float8_e5m2')\n"
-       "x = dist.DistGraph('f', part_config=folder / 'f' / 'f.json').ndata['x']\n"
-       "print(x.storage_dtype, sorted(x[:].flatten().tolist()))", "torch.float8_e5m2 [-3.0, 1.5, 5.0]"),
     Change("an exchange of sampling requests", [
         ("sampling/exchanges.py", "EXCHANGES: tuple[type[Exchange], ...] = (", EXCHANGE),
         ("config.py", '"alltoallv", "sparse")', '"alltoallv", "sparse", "counting")'),
@@ -223,7 +183,6 @@ folder = Path(sys.argv[2])
 
 @pytest.mark.slow
 def test_each_change_takes_the_files_of_the_map_and_works(tmp_path: Path, oracle) -> None:
-    """And a sampler of another package takes 20 lines."""
     shutil.copytree(PACKAGE, tmp_path / "mpigraph", ignore=shutil.ignore_patterns("__pycache__"))
     for change in CHANGES:
         (files,) = [int(count) for what, count in ROWS if what.startswith(change.row)]
@@ -233,12 +192,9 @@ def test_each_change_takes_the_files_of_the_map_and_works(tmp_path: Path, oracle
             text = path.read_text() if old else ""
             assert text.count(old) == 1 if old else not path.exists(), (change.row, name)
             path.write_text(text.replace(old, new) if old else new)
-    (tmp_path / "theirs.py").write_text(OF_THEIR_OWN)
-    assert len(OF_THEIR_OWN.strip().splitlines()) <= 20
     body = [f"print({change.row!r}, end=': ')\n{change.uses}\n" for change in CHANGES]
-    body.append("from theirs import EvenSampler\n" + DRAWS.format("EvenSampler()") + "print('theirs')\n")
     (tmp_path / "script.py").write_text(BEGIN + "".join(body))
     env = clean_environment() | {"PYTHONPATH": str(tmp_path), "NUMBA_DISABLE_JIT": "1", "PYTHONWARNINGS": "ignore"}
     done = run_job([sys.executable, "script.py", oracle(1), tmp_path], env, cwd=tmp_path)
-    said = [*(f"{change.row}: {change.says}" for change in CHANGES), "theirs"]
+    said = [f"{change.row}: {change.says}" for change in CHANGES]
     assert done.status == 0 and done.stdout.splitlines() == said, done.output

@@ -1,18 +1,16 @@
-"""Test accuracy of the examples beside plain torch, in all starts, samplers and dtypes; not collected by pytest.
+"""Test accuracy of the example beside plain torch, in all starts, samplers and dtypes; not collected by pytest.
 
     python tests/accuracy/accuracy.py STUDY DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
 
-A study is "starts", "samplers", "dtypes" or "types" (:data:`STUDIES`). DIR holds the files <graph>.npz, made from
+A study is "starts", "samplers" or "dtypes" (:data:`STUDIES`). DIR holds the files <graph>.npz, made from
 public data sets with the keys that examples/README.md lists. cora is Planetoid's (of PyG), with its split.
 amazon_computers (``Amazon(name="Computers")``) and coauthor_cs (``Coauthor(name="CS")``) are split at random, 20 nodes
 of each class to train and 30 to validate; tolokers is that of the heterophilous graphs of Platonov et al. (2023), with
 its first split; S is generated. oewn are the synsets of Open English WordNet with 2000 words of their glosses as
-features and their lexicographer files as classes, half of them at random to train, a quarter to validate. Graphs of
-"types" have the keys that ``reference_rgcn.py`` lists: hgb_dblp is DBLP of the Heterogeneous Graph Benchmark, with the
-authors' subjects; oewn_hetero has a relation for each kind of link and its reverse, and the lemmas as nodes.
+features and their lexicographer files as classes, half of them at random to train, a quarter to validate.
 
-Each graph is partitioned in two and trained in each start by an example, with the settings and seeds of the loops in
-plain torch (``reference_sage.py``, ``reference_rgcn.py``). The features of "dtypes" are 0 or 1 or one of a few numbers,
+Each graph is partitioned in two and trained in each start by the example, with the settings and seeds of the loop in
+plain torch (``reference_sage.py``). The features of "dtypes" are 0 or 1 or one of a few numbers,
 which 16 bits have exactly, so their rows are multiplied by a fixed random matrix first. README's cells go to stdout,
 progress to stderr. The exit status is 1 if a mean is farther from what it is compared with than the study allows.
 """
@@ -33,12 +31,9 @@ from typing import Any, NamedTuple
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch looks
 
 import numpy as np
-import reference_rgcn
 import reference_sage
 import torch
 from reference_sage import Settings
-
-import mpigraph as mg
 
 
 class Start(NamedTuple):
@@ -77,11 +72,6 @@ SETTINGS = {
     "tolokers": Settings((10, 10), 128, 0.0, 0.2, 0.01, 0.0, epochs=50, batch_size=500),
     "S": Settings((10, 25), 64, 0.0, 0.5, 0.005, 0.0, epochs=6, batch_size=2000),
 }
-TYPED = {  # flags of the example; the points that its mean must be above that of plain torch
-    "hgb_dblp": ("--fan_out 10,10 --batch_size 200 --num_epochs 10 --weight_decay 5e-4", -1.5),
-    "oewn_hetero": ("--fan_out 5,5 --eval_fan_out 10 --batch_size 1024 --num_epochs 1", 3.0),  # above GraphSAGE on oewn
-}
-DBLP = reference_rgcn.Settings(weight_decay=5e-4, epochs=60)
 S = "--nodes 200000 --edges 5000000 --feat-dim 100 --classes 47 --homophily 0.85 --block-share 0.65 --block-size 400"
 AS_THEY_ARE = ("tolokers", "S")  # their rows are not divided by their 2-norm
 WIDTH = 256  # of the random matrix
@@ -102,7 +92,6 @@ STUDIES = {
     "starts": Study(("cora", "amazon_computers", "oewn"), {"example": ("", "")}, True, -1.5, 1.5, with_first=False),
     "samplers": Study(tuple(SETTINGS), SAMPLERS, False, -0.5, 100),
     "dtypes": Study(tuple(SETTINGS)[:-1], DTYPES, True, -1.5, 1.5),
-    "types": Study(tuple(TYPED), {"example": ("", "")}, True, 0, 100, with_first=False),
 }
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE = 900.0  # seconds of one run
@@ -112,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("data", type=Path, metavar="DIR")
-    parser.add_argument("--graphs", nargs="+", choices=[*SETTINGS, *TYPED])
+    parser.add_argument("--graphs", nargs="+", choices=SETTINGS)
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--method", default="metis", help="how a graph is partitioned (%(default)s)")
@@ -134,10 +123,11 @@ def main() -> None:
                 columns = [base, *results.values()] if study.plain else list(results.values())
                 show([name, STARTS[start].title, *map(cell, columns)])
                 yardstick = next(iter(results.values())) if study.with_first else base
-                least = TYPED[name][1] if name in TYPED else study.least
                 for title, percents in results.items():
                     off = np.mean(percents) - np.mean(yardstick)
-                    wrong += [] if least <= off <= study.most else [f"{name}, {start}, {title}: {off:+.2f} points"]
+                    wrong += (
+                        [] if study.least <= off <= study.most else [f"{name}, {start}, {title}: {off:+.2f} points"]
+                    )
     print("\n".join(wrong), file=sys.stderr)
     sys.exit(bool(wrong))
 
@@ -145,27 +135,16 @@ def main() -> None:
 def prepare(args: Any, study: Study, name: str, folder: Path) -> Callable[[int], float]:
     """Write the parts of a graph, a folder for each variant; return the training by plain torch."""
     path = args.data / f"{name}.npz"
-    if name in TYPED:
-        problem = reference_rgcn.load(path)
-        g = mg.heterograph(problem.edges, problem.nodes)
-        for ntype, rows in problem.feat.items():
-            g.nodes[ntype].data["feat"] = rows
-        g.nodes[problem.target].data.update({"label": problem.label, **problem.masks})
-        mg.distributed.partition_graph(g, name, 2, folder / "example", part_method=args.method)
-        if name == "hgb_dblp":
-            return lambda seed: reference_rgcn.train(problem, DBLP, seed)
-        name, path = "oewn", args.data / "oewn.npz"  # without types
+    source = folder / "source"
+    source.mkdir()
+    if name == "S":
+        output([sys.executable, "-m", "mpigraph", "generate", *S.split(), "--train-fraction", "0.08", "-o", source])
     else:
-        source = folder / "source"
-        source.mkdir()
-        if name == "S":
-            output([sys.executable, "-m", "mpigraph", "generate", *S.split(), "--train-fraction", "0.08", "-o", source])
-        else:
-            dense = reference_sage.with_dense_rows(path, source)
-            source = path = projected(dense) if args.study == "dtypes" and name != "tolokers" else dense
-        for title, (options, _) in study.variants.items():
-            command = [sys.executable, "-m", "mpigraph", "partition", source, "--parts", "2", "--name", name]
-            output([*command, *options.split(), "--method", args.method, "-o", folder / title])
+        dense = reference_sage.with_dense_rows(path, source)
+        source = path = projected(dense) if args.study == "dtypes" and name != "tolokers" else dense
+    for title, (options, _) in study.variants.items():
+        command = [sys.executable, "-m", "mpigraph", "partition", source, "--parts", "2", "--name", name]
+        output([*command, *options.split(), "--method", args.method, "-o", folder / title])
     plain = reference_sage.load(path, norm_of(name)) if study.plain else None
     return lambda seed: reference_sage.train(plain, SETTINGS[name], seed)
 
@@ -188,9 +167,6 @@ def flags_of(args: Any, name: str, folder: str) -> str:
     """The settings as flags of the example."""
     where = f"--part_config {folder}/{name}.json --graph_name {name} --norm {norm_of(name)} --eval_every 1000"
     more = f"--num_epochs {args.epochs}" if args.epochs else ""
-    if name in TYPED:
-        target = {"hgb_dblp": "author", "oewn_hetero": "synset"}[name]
-        return f"{where} {TYPED[name][0]} --target {target} {more}"
     s = SETTINGS[name]
     return (
         f"{where} --num_hidden {s.hidden} --fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} "
@@ -204,7 +180,7 @@ def train(name: str, start: Start, flags: str, seed: int) -> float:
     env = {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {}
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     launcher = [mpiexec, "-n", start.ranks] if start.ranks else []
-    script = EXAMPLES / ("rgcn.py" if name in TYPED else "node_classification.py")
+    script = EXAMPLES / "node_classification.py"
     words = [*flags.split(), "--seed", seed, "--num_servers", start.num_servers]
     printed = output([*launcher, sys.executable, script, *words], env)
     found = re.search(r"^test accuracy ([0-9.]+)", printed, re.MULTILINE)

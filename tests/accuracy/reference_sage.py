@@ -68,12 +68,9 @@ def with_dense_rows(path, folder):
     """Write a file whose features are dense, as ``partition`` reads them, into a folder; return its path."""
     with np.load(path, allow_pickle=False) as z:
         data = {key: z[key] for key in z.files}
-    for key in [key for key in data if key.endswith("feat_indptr")]:
-        prefix = key.removesuffix("feat_indptr")
-        parts = {f"feat_{part}": data.pop(f"{prefix}feat_{part}") for part in ("data", "indices", "indptr", "shape")}
-        data[f"{prefix}feat"] = dense(parts)
+    kept = {key: rows for key, rows in data.items() if not key.startswith("feat")}
     out = Path(folder) / Path(path).name
-    np.savez(out, **data)
+    np.savez(out, **kept, feat=dense(data))
     return out
 
 

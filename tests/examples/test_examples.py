@@ -213,35 +213,6 @@ def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None
     assert left_in(first) == left_in(second) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "script, flags",
-    [
-        ("node_classification.py", "--num_epochs 1 --num_eval 50"),
-        ("node_classification.py", "--num_epochs 1 --num_eval 50 --sampler labor --layer_dependency"),
-        ("unsupervised.py", "--num_epochs 1 --linear_epochs 1"),
-        ("rgcn.py", "--num_epochs 1"),
-        ("hgt_pyg.py", "--num_epochs 1 --target author"),
-    ],
-)
-def test_features_may_be_float16(
-    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, flags: str
-) -> None:
-    def narrow(g: mg.HeteroGraph, *rest: object) -> None:
-        for ntype in g.ntypes:
-            g.nodes[ntype].data.update({n: x.half() for n, x in g.nodes[ntype].data.items() if n == "feat"})
-        partition_graph(g, *rest)
-
-    partition_graph = mg.distributed.partition_graph
-    monkeypatch.setattr(mg.distributed, "partition_graph", narrow)
-    if script in ("rgcn.py", "hgt_pyg.py"):
-        load_example("graphs").write_authors(tmp_path, authors=400, papers=800)
-    else:
-        narrow(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
-    output = example.run(1, script, f"--part_config {tmp_path}/default.json {flags}")
-    numbers(r"loss ([\d.]+)", output)
-
-
 def test_a_folder_that_may_be_somebody_elses_is_refused(tmp_path: Path) -> None:
     """The name of a job's folder can be seen on the first node, and somebody may be faster on the others."""
     make_folder = load_example("graphs").make_folder

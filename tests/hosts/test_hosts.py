@@ -11,16 +11,17 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jobs
+import killed
 import namespaces
 import pytest
 from batches import NUM_BATCHES
 from blocks import KINDS, TRANSPORTS
-from jobs import EXAMPLES, PRELUDE, clean_environment, generated, needs, warm_python
+from jobs import EXAMPLES, PRELUDE, clean_environment, generated, needs, soon, warm_python
+from killed import CASES, Case
 from oracle import NAME, write_oracle
 
 HERE = Path(__file__).resolve().parent
@@ -235,42 +236,26 @@ def test_a_host_without_a_trainer_is_a_clear_error(hosts: namespaces.Hosts, orac
     until_gone(hosts)
 
 
-SUICIDE = "victim = os.getpid()"
-MURDER = "victim = int(current().world.pids[current().world.hosts[1]])"  # the server beside it
-KILL = """
-from mpigraph.session.context import current
-sampler = NeighborSampler([3, 3])
-loader = dist.DistNodeDataLoader(g, torch.arange(rank, 100, 2), sampler, batch_size=10)
-for epoch in range(10**9):
-    for inputs, seeds, blocks in loader:
-        g.ndata["feat"][inputs]
-    if rank == 1 and epoch == 3:
-        {find}
-        print(f"killed at {{time.time()}}", flush=True)
-        os.kill(victim, signal.SIGKILL)
-"""
+IN_AN_EPOCH = [Case("hosts", "epoch", who, "KILL") for who in ("trainer 1", "server")]
 
 
-@pytest.mark.parametrize("find", [SUICIDE, MURDER], ids=["trainer", "server"])
-def test_a_killed_rank_on_another_host_ends_the_job(
-    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, find: str
-) -> None:
-    (tmp_path / "script.py").write_text(PRELUDE.format(servers=1, path=oracle_config) + KILL.format(find=find))
-    job = start([*hosts.mpiexec([2, 2]), *warm_python(), tmp_path / "script.py"])
-    output = finish(hosts, job)
-    ended = time.time()
-    killed = re.search(r"killed at ([0-9.]+)", output)
-    assert killed and job.returncode != 0, output
-    assert ended - float(killed[1]) < SOON
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in IN_AN_EPOCH else pytest.mark.study, id=" ".join(case))
+        for case in CASES
+        if case.nodes == "hosts"
+    ],
+)
+def test_a_killed_rank_ends_the_job_on_all_hosts(hosts: namespaces.Hosts, oracle_config: str, case: Case) -> None:
+    result = killed.run(case, oracle_config, [sys.executable], hosts)
+    assert not result.wrong(case) and result.seconds < SOON, result
     until_gone(hosts)
 
 
 def until_gone(hosts: namespaces.Hosts) -> None:
     """No process may be left on the hosts."""
-    end = time.monotonic() + SOON
-    while hosts.processes():
-        assert time.monotonic() < end, f"left: {hosts.processes()}"
-        time.sleep(0.1)
+    assert soon(lambda: not hosts.processes(), SOON), f"left: {hosts.processes()}"
 
 
 NUM_LAUNCHED = 2  # hosts that the launch command is told

@@ -59,29 +59,6 @@ def test_ctrl_c_does_not_come_between_an_error_and_its_report() -> None:
     assert "LookupError: the text of an error" in done.output and "UnboundLocalError" not in done.output
 
 
-FORKED = """
-import os, threading
-from mpigraph.mpi import abort
-abort.guard("trainer 0/2", 0)
-child = os.fork()
-if child == 0:
-    if {in_thread}:
-        thread = threading.Thread(target=lambda: 1 / 0)
-        thread.start()
-        thread.join()
-        abort.abort(7, "of the fork\\n")
-    1 / 0
-print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.parametrize("in_thread, status", [(False, 1), (True, 7)])
-def test_an_error_in_a_fork_ends_the_fork_alone(in_thread: bool, status: int) -> None:
-    done = run_job([sys.executable, "-c", FORKED.format(in_thread=in_thread)], clean_environment())
-    assert done.status == 0 and f"status {status}" in done.output, done.output
-    assert "ZeroDivisionError" in done.output and "the job is ended" not in done.output, done.output
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_witness_names_who_dies(when: str) -> None:
     """Also if it starts too late to see the rank."""

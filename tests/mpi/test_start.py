@@ -1,6 +1,5 @@
 """Processes that were started together and that MPI does not connect, and variables that contradict the job."""
 
-import multiprocessing
 import os
 import re
 import shlex
@@ -12,7 +11,7 @@ from jobs import SOON, clean_environment, mpiexec, run_job, run_script, warm_pyt
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.mpi.start import check_connected, end_unstarted, is_worker
+from mpigraph.mpi.start import check_connected, end_unstarted
 
 FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "RANK": "0"}
@@ -159,14 +158,6 @@ def test_a_subprocess_of_a_rank_writes_to_no_file_of_its_own(tmp_path: Path, mon
         monkeypatch.setenv("PMI_FD", str(file.fileno()))
         end_unstarted(1)
     assert path.read_bytes() == b""
-
-
-def test_the_server_of_forkserver_is_no_rank(variables: pytest.MonkeyPatch) -> None:
-    """It imports the script, as the workers do, but has no parent process."""
-    variables.setenv("PMI_SIZE", "2")
-    assert not is_worker()
-    variables.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
-    assert is_worker()
 
 
 def test_a_process_that_stays_away_is_named_and_ends_the_job() -> None:

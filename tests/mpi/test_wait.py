@@ -1,9 +1,9 @@
 """Waiting: policies, coroutines of several operations, and the thread that advances them."""
 
 import time
-from collections.abc import Callable
 
 import pytest
+from jobs import soon
 from layouts import WAIT
 from mpi4py import MPI
 from worlds import counted
@@ -119,14 +119,6 @@ class Quiet(Asked):
     def progress(self) -> bool:
         self.calls += 1
         return False
-
-
-def soon(done: Callable[[], bool]) -> bool:
-    """Wait until another thread has done something; return whether it has."""
-    end = time.monotonic() + WAIT
-    while not done() and time.monotonic() < end:
-        time.sleep(1e-3)
-    return done()
 
 
 def test_the_progress_thread_advances_and_listens() -> None:

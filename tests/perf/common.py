@@ -164,21 +164,9 @@ def markdown(rows):
     return "\n".join(lines)
 
 
-def side_by_side(rows):
-    """The rows as a Markdown table with a column for each side; in brackets, divided by the value of the first."""
-    sides = list(rows[0].values)
-    lines = [f"| work | {' | '.join(sides)} |", "|---" * (len(sides) + 1) + "|"]
-    for row in rows:
-        first, *others = (row.values[side] for side in sides)
-        cells = [f"{first:.4g} {row.unit}".rstrip()]
-        cells += [f"{value:.4g} ({value / first:.2f})" if first else f"{value:.4g}" for value in others]
-        lines.append(f"| {row.what} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def report(args, rows, table=markdown, **more):
+def report(args, rows, **more):
     """Print the table and write the JSON file that ``--out`` names."""
-    print(table(rows), flush=True)
+    print(markdown(rows), flush=True)
     if args.out is not None:
         content = {"at": time.strftime("%Y-%m-%dT%H:%M:%S"), "graph": args.graph, "cores": os.cpu_count(), **more}
         content["rows"] = [row._asdict() for row in rows]

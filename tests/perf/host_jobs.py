@@ -17,37 +17,7 @@ from namespaces import INTERFACE
 PORT = 30050
 
 
-class Usage:
-    """The most memory that all processes on some hosts have together, polled: shared pages count once.
-
-    That is the sum of the proportional set sizes; and since a file in ``/dev/shm`` is in memory whether or not a
-    process has its pages mapped at the moment, those files in place of the mapped pages where they are more.
-    """
-
-    def __init__(self, hosts, interval=1.0):
-        self._hosts, self._interval, self._next = hosts, interval, 0.0
-        self.peak = 0
-
-    def poll(self):
-        """Look, if it is time to."""
-        if time.monotonic() >= self._next:
-            sizes = [proportional_sizes(pid) for pid in self._hosts.processes()]
-            total, shared = (sum(size.get(key, 0) for size in sizes) for key in ("Pss", "Pss_Shmem"))
-            self.peak = max(self.peak, total + max(0, self._hosts.shared_memory() - shared))
-            self._next = time.monotonic() + self._interval
-
-
-def proportional_sizes(pid):
-    """The proportional set sizes of a process in bytes, by the kernel's names; empty if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return {}
-    words = (line.split() for line in lines if line.startswith("Pss"))
-    return {name.rstrip(":"): int(size) * 1024 for name, size, *_ in words}
-
-
-def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
+def run(hosts, system, what, base, graph, limit=400.0, **options):
     """Run a job on all hosts with one server and one trainer of one thread on each, or as many as the options say.
 
     Args:
@@ -57,12 +27,11 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
         base: the directory of the graph that ``prepare.py`` wrote.
         graph: its name.
         limit: seconds after which the job is ended.
-        memory: also measure it, which slows the job down.
         options: of ``job.py``.
 
     Returns:
         Of each number that the trainers wrote, the mean over steps and trainers; "start" is the time from the launch to
-        the first minibatch where they train, and "peak" the bytes of all processes where the memory is measured.
+        the first minibatch where they train.
 
     Raises:
         RuntimeError: it failed or took too long; with the end of what it printed.
@@ -70,11 +39,11 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
     with tempfile.TemporaryDirectory(prefix="mpig-job-") as directory:
         flags = [f"--{name}={value}" for name, value in options.items()]
         script = [str(common.HERE / "job.py"), what, "--graph", graph, "--out", directory, *flags]
-        usage, begin = Usage(hosts), time.time()
+        begin = time.time()
         start = _start_ours if system == common.OURS else _start_dgl
         processes = start(hosts, script, base, graph, Path(directory), system == "graphbolt")
         try:
-            _wait(processes, time.monotonic() + float(limit), usage if memory else None)
+            _wait(processes, time.monotonic() + float(limit))
         except RuntimeError as error:
             raise RuntimeError(f"{system} {what}: {error}\n{_tails(directory)}") from None
         finally:
@@ -86,7 +55,6 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
     for name in results[0]:
         values = [statistics.mean(result[name]) for result in results if name in result]
         means[name] = statistics.mean(values) - (begin if name == "start" else 0)
-    means |= {"peak": usage.peak} if memory else {}
     common.say(f"{system} {what}: " + ", ".join(f"{name} {value:.4g}" for name, value in means.items()))
     return means
 
@@ -156,15 +124,13 @@ def _start_dgl(hosts, script, base, graph, directory, graphbolt):
     return processes
 
 
-def _wait(processes, deadline, usage):
+def _wait(processes, deadline):
     while any(process.poll() is None for process in processes):
         failed = [process.returncode for process in processes if process.poll() not in (None, 0)]
         if failed:
             raise RuntimeError(f"a process ended with {failed[0]}")
         if time.monotonic() > deadline:
             raise RuntimeError("took too long")
-        if usage is not None:
-            usage.poll()
         time.sleep(0.1)
     if any(process.returncode for process in processes):
         raise RuntimeError(f"processes ended with {[process.returncode for process in processes]}")

@@ -1,6 +1,6 @@
 """One rank of a distributed job, the same script for both systems; started by ``host_jobs.py``.
 
-    job.py train|loader|pull|edges|... --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
+    job.py train|loader|hetero|inference --system mpigraph|dgl --graph NAME --config FILE.json --out DIR
 
 Every trainer writes ``DIR/trainer<rank>.json``. Times are lists over the steps, in seconds.
 """
@@ -22,8 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 CLASSES = 47
-PULL_ROWS = 100_000
-SPARSE_ROWS, SPARSE_WIDTH = 100_000, 128
 
 
 def relu_dropout(h, p, training):
@@ -56,7 +54,6 @@ def main():
     p.add_argument("--config", required=True)
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--num_servers", type=int, default=1, help="on each node; mpigraph only")
-    p.add_argument("--num_prefetch", type=int, default=2, help="minibatches ahead; mpigraph only")
     p.add_argument("--graphbolt", action="store_true", help="DGL only")
     p.add_argument("--fanouts", default="10,25")
     p.add_argument("--layers", type=int, default=3, help="of inference")
@@ -64,12 +61,9 @@ def main():
     p.add_argument("--batch_size", type=int, default=1000)
     p.add_argument("--steps", type=int, default=40)
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
-    p.add_argument("--negatives", type=int, default=10, help="of each edge")
-    p.add_argument("--gather", type=int, default=0, help="1: read the papers' features")
     p.add_argument("--cache", default="default", help="of remote rows: none, default or a size; mpigraph only")
     p.add_argument("--labor", type=json.loads, help="options of LaborSampler, which then samples; mpigraph only")
     p.add_argument("--trainers", type=int, default=1, help="on each host; mpigraph only")
-    p.add_argument("--reverse", help="the reverse edge of each edge, an npy file")
     args = p.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     lib = importlib.import_module(args.system)
@@ -100,7 +94,7 @@ def make_loader(lib, g, args):
     make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
     parameters = inspect.signature(make.__init__).parameters
     gathers = "features" in parameters
-    rows = {"features": ["feat"], "labels": "label", "num_prefetch": args.num_prefetch} if gathers else {}
+    rows = {"features": ["feat"], "labels": "label"} if gathers else {}
     if "cache" in parameters and args.cache != "default":
         rows["cache"] = None if args.cache == "none" else args.cache
     loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **rows)
@@ -207,54 +201,6 @@ def host_totals():
     return {"cpu": seconds, "sent": sum(int(counts.split()[8]) for name, _, counts in devices if name.strip() != "lo")}
 
 
-def pull(lib, g, args):
-    """The first trainer reads random rows of one part at a time while the other waits."""
-    book, feat = g.get_partition_book(), g.ndata["feat"]
-    own = book.partid if args.system == "dgl" else 0
-    rng, found = np.random.default_rng(5), {}
-    for where, part in (("local rows", own), ("remote rows", 1 - own)):
-        torch.distributed.barrier()
-        if torch.distributed.get_rank() > 0:
-            continue
-        pool, times = book.partid2nids(part), []
-        for _ in range(args.warm + args.steps):
-            ids = pool[torch.from_numpy(rng.integers(0, len(pool), PULL_ROWS))]
-            start = time.perf_counter()
-            rows = feat[ids]
-            times.append(time.perf_counter() - start)
-            if tuple(rows.shape) != (PULL_ROWS, feat.shape[1]):
-                raise ValueError(f"pulled {tuple(rows.shape)}")
-        found[where] = times[args.warm :]
-    torch.distributed.barrier()
-    return found
-
-
-def edges(lib, g, args):
-    """Minibatches of edges with negatives, their reverse edges excluded; nothing is done with them."""
-    sampler = lib.dataloading.NeighborSampler(fanouts_of(args))
-    reverse, every = torch.from_numpy(np.load(args.reverse)), torch.ones(g.num_edges(), dtype=torch.bool)
-    seeds = lib.distributed.edge_split(every, g.get_partition_book(), force_even=True)
-    make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistEdgeDataLoader
-    uniform = lib.dataloading.negative_sampler.Uniform(args.negatives)
-    how = {"exclude": "reverse_id", "reverse_eids": reverse, "negative_sampler": uniform}
-    loader = make(g, seeds, sampler, batch_size=args.batch_size, shuffle=True, drop_last=True, **how)
-    last = []
-
-    def look(inputs, pairs, negatives, blocks):
-        if (pairs.num_edges(), negatives.num_edges()) != (args.batch_size, args.batch_size * args.negatives):
-            raise ValueError(f"{pairs.num_edges()} edges with {negatives.num_edges()} negatives")
-        last[:] = pairs, blocks
-        return pairs.num_nodes(), sum(block.num_edges() for block in blocks), len(inputs)
-
-    found = timed(loader, args, ("nodes", "edges", "inputs"), look)
-    pairs, blocks = last
-    excluded = torch.cat([pairs.edata[lib.EID], reverse[pairs.edata[lib.EID]]])
-    found["leaked"] = [sum(int(torch.isin(block.edata[lib.EID], excluded).sum()) for block in blocks)]
-    if args.system == "mpigraph" and found["leaked"] != [0]:
-        raise ValueError(f"{found['leaked'][0]} excluded edges were sampled")
-    return found
-
-
 def timed(loader, args, names, look):
     """Time what it takes to make each minibatch; ``look`` turns one into the numbers that are called ``names``."""
     names = ("batch", "cpu", *names)
@@ -271,7 +217,7 @@ def timed(loader, args, names, look):
 
 
 def hetero(lib, g, args):
-    """Minibatches of papers of a typed graph; nothing is done with them, unless their papers' features are read."""
+    """Minibatches of papers of a typed graph; nothing is done with them."""
     sampler = lib.dataloading.NeighborSampler(fanouts_of(args))
     papers = g.nodes["paper"].data
     seeds = lib.distributed.node_split(papers["train_mask"], g.get_partition_book(), ntype="paper", force_even=True)
@@ -281,31 +227,9 @@ def hetero(lib, g, args):
     def look(inputs, outputs, blocks):
         if len(outputs["paper"]) != args.batch_size:
             raise ValueError(f"{len(outputs['paper'])} seeds in a minibatch of {args.batch_size}")
-        if args.gather:
-            papers["feat"][inputs["paper"]]
         return sum(block.num_edges() for block in blocks), sum(map(len, inputs.values())), len(inputs["paper"])
 
     return timed(loader, args, ("edges", "inputs", "papers"), look)
-
-
-def sparse(lib, g, args):
-    """Steps of SparseAdagrad; each trainer has gradients for distinct random rows of all nodes."""
-    emb = lib.distributed.DistEmbedding(g.num_nodes(), SPARSE_WIDTH, "emb")
-    optimizer = lib.distributed.optim.SparseAdagrad([emb], lr=0.1)
-    rng, times, first = np.random.default_rng(5 + torch.distributed.get_rank()), [], None
-    for _ in range(args.warm + args.steps):
-        rows = emb(torch.from_numpy(rng.permutation(g.num_nodes())[:SPARSE_ROWS]))
-        optimizer.zero_grad()
-        rows.backward(torch.full_like(rows, 0.5))
-        torch.distributed.barrier()
-        start, cpu = time.perf_counter(), time.process_time()
-        optimizer.step()
-        times.append((time.perf_counter() - start, time.process_time() - cpu))
-        if first is None:
-            first = emb.weight[torch.arange(0, g.num_nodes(), 97)].double().sum(1).tolist()
-            torch.distributed.barrier()
-    step, cpu = zip(*times[args.warm :], strict=True)
-    return {"step": step, "cpu": cpu, "rows": first}
 
 
 def inference(lib, g, args):
@@ -364,10 +288,7 @@ def hand_written(lib, g, model, rows, args):
 WORK = {
     "train": train,
     "loader": loader,
-    "pull": pull,
-    "edges": edges,
     "hetero": hetero,
-    "sparse": sparse,
     "inference": inference,
 }
 

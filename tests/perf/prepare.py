@@ -113,21 +113,6 @@ def flatten(config_path, out):
     (out / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
-def write_reverse(flat, out):
-    """The id of the reverse of each edge: int64[num_edges]."""
-    indptr, src = np.load(flat / "indptr.npy"), np.load(flat / "indices.npy")
-    num = len(indptr) - 1
-    dst = np.repeat(np.arange(num), np.diff(indptr))
-    forward, backward = dst * num + src, src * num + dst
-    order = np.argsort(forward)
-    place = np.searchsorted(forward, backward, sorter=order)
-    reverse = order[np.minimum(place, len(order) - 1)]
-    if not np.array_equal(forward[reverse], backward):
-        raise ValueError("some edge has no reverse")
-    with open(out, "wb") as file:
-        np.save(file, reverse)
-
-
 def created(path, dtype, shape):
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=tuple(map(int, shape)))
 

@@ -1,13 +1,11 @@
 """The measuring scripts still run: the shared parts, and what needs no second host on a toy. No time is judged."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
 import all as everything
 import common
-import labor
 import mag
 import numpy as np
 import pytest
@@ -53,8 +51,6 @@ def test_alternating_and_ratios() -> None:
         "| work, beside peer | mpigraph 2, peer 5 s | 2.50 (2.50-2.50) |",
         "| work | mpigraph 2, peer 5 s |  |",
     ]
-    beside = common.side_by_side([common.alone("rows", "k", {"NS": [8.0], "LABOR": [6.0]})])
-    assert beside == "| work | NS | LABOR |\n|---|---|---|\n| rows | 8 k | 6 (0.75) |"
 
 
 def test_worker_answers_and_ends() -> None:
@@ -113,17 +109,6 @@ def test_all_has_a_column_for_each_machine(tmp_path: Path) -> None:
 def test_all_measures_what_it_is_told(toy: Path, tmp_path: Path) -> None:
     done = python(HERE / "all.py", toy, "--rounds", "1", "--quiet", "0", "--only", "gather", "-o", tmp_path)
     assert (tmp_path / "table.md").read_text() == done.stdout and "| 100,000 local rows: gather" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_share_of_the_remote_rows_is_a_size(toy: Path) -> None:
-    args = argparse.Namespace(dir=toy, graph="S")
-    nodes = json.loads((toy / "S" / "parts-2" / "S.json").read_text())["nodes_of_parts"]
-    remote = max(nodes)[0]
-    assert labor.cache_size(args, 0.0) == "none"
-    bigger, smaller = labor.cache_size(args, 1.0), labor.cache_size(args, 0.5)
-    slot = 100 * 4 + 8  # the features, and what a slot takes besides
-    assert bigger - smaller == (remote - round(remote / 2)) * slot
 
 
 @pytest.mark.slow

@@ -34,12 +34,8 @@ class Reader(HTMLParser):
         if tag not in VOID | OPEN_ENDED:
             self.open.append(tag)
 
-    def handle_startendtag(self, tag, attributes) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attributes}
-
     def handle_endtag(self, tag) -> None:
-        if tag not in OPEN_ENDED:
+        if tag not in VOID | OPEN_ENDED:
             assert self.open.pop() == tag
 
     def handle_data(self, data) -> None:
@@ -78,6 +74,7 @@ def test_sections_come_in_the_order_of_their_use() -> None:
         "Settings, versions and layout",
     ]
     assert page.index("Trainer 2 on node n2 is the slowest") < page.index("<h2>")
+    assert "Most waited for: trainer 2 (n2)" in page
     assert page.count('role="img" aria-label="') == page.count('class="chart"') == 2 and page.count("--share:") > 8
 
 
@@ -100,21 +97,15 @@ def test_hostile_names_stay_text() -> None:
     assert HOSTILE in reader.text
 
 
-@pytest.mark.slow
-def test_128_ranks_fit_in_5_megabytes(tmp_path: Path) -> None:
-    summary = made(4, Setup(trainers=96, nodes=32, servers=True, steps=500, spikes=0.02), Fault("sudden", 7, 3))
-    write_page(tmp_path, summary)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert len(page) <= 5_000_000 and page.count("<") < 60_000
-    Reader(page)
-
-
-def test_ranks_that_no_chart_can_show_are_cut() -> None:
+def test_ranks_that_no_chart_can_show_are_cut(tmp_path: Path) -> None:
     """More ranks than rows, and numbers that the file does not justify memory for."""
-    summary = made(4, Setup(trainers=400, nodes=400, steps=2))
+    summary = made(4, Setup(trainers=400, nodes=400, servers=True, steps=50))
     summary.ranks[3].rank = 1 << 60
     summary.ranks[3].number = 1 << 60
-    assert len(render(summary)) <= 5_000_000
+    write_page(tmp_path, summary)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert len(page) <= 5_000_000
+    Reader(page)
 
 
 def test_tensors_of_a_process_group_are_among_the_bytes() -> None:
@@ -124,8 +115,3 @@ def test_tensors_of_a_process_group_are_among_the_bytes() -> None:
         rank.to_trainers = [ToTrainer((rank.number + 1) % 4, 3 << 40, 0), ToTrainer(99, 1, 1)]
     page = render(summary)
     assert re.search(r"Both ways, 1229\d\.\d GiB in all\. Tensors of torch", page) and "<th>t3" in page
-
-
-def test_the_trainer_that_others_wait_for_is_named() -> None:
-    summary = made(1, Setup(), Fault("model", 2, 2))
-    assert "Most waited for: trainer 2 (n2)" in render(summary)

@@ -9,7 +9,7 @@ import pytest
 from made_summaries import Fault, Setup, made
 
 from mpigraph.reports.summary import Stage, Steps, Summary, ToHost
-from mpigraph.reports.verdict import StepTable, Verdict, judge
+from mpigraph.reports.verdict import StepTable, judge
 
 SHAPES = [(2, 2), (3, 3), (4, 4), (4, 2), (8, 4)]
 NOISES = {
@@ -39,62 +39,40 @@ def test_no_rank_of_a_balanced_job_is_named(load: dict[str, float]) -> None:
     assert wrong == []
 
 
-def names_trainer(*reasons: str):
-    def right(verdict: Verdict, at: int, _: Summary) -> bool:
-        return verdict.kind == "trainer" and verdict.ranks == (at,) and verdict.reason in reasons
-
-    return right
-
-
-def names_host(*reasons: str):
-    def right(verdict: Verdict, at: int, summary: Summary) -> bool:
-        nodes = {summary.ranks[rank].node for rank in verdict.ranks}
-        return verdict.kind == "host" and nodes == {at} and verdict.reason in reasons
-
-    return right
-
-
 CALM = ["quiet", "noisy", "spiky"]
 
 
-def names_server(reason: str):
-    def right(verdict: Verdict, at: int, summary: Summary) -> bool:
-        with_servers = any(rank.role == "server" for rank in summary.ranks)
-        return not with_servers or names_host(reason)(verdict, at, summary)
-
-    return right
-
-
-def names_the_cache(verdict: Verdict, *_: object) -> bool:
-    """That all nodes have a small one is what the job is bound by."""
-    return verdict.kind == "balanced" and verdict.stages == ("fetch",) and "cache hits 10 %" in verdict.text
-
-
 @pytest.mark.parametrize(
-    "kind, size, noises, right, settings",
+    "kind, size, noises, named, reason, settings",
     [
-        ("model", 1.6, CALM, names_trainer("stage"), {}),
-        ("model", 4, CALM, names_trainer("stage"), {}),
-        ("model", 3, ["oversubscribed"], names_trainer("stage"), {}),  # on machines with too few processors
-        ("sudden", 2, ["quiet"], names_trainer("sudden"), {}),
-        ("sudden", 5, ["quiet"], names_trainer("sudden"), {}),
-        ("seeds", 1.7, CALM, names_trainer("seeds"), {}),
-        ("memory", 1.7, CALM, names_trainer("memory"), {}),
-        ("cache", 1, CALM, names_trainer("cache"), {"bandwidth": 3e7, "model": 0.05, "hits": 0.8}),
-        ("delay", 300, CALM, names_host("network"), {"least_nodes": 3}),  # of two nodes both are ends of the link
-        ("bandwidth", 100, CALM, names_host("network"), {"least_nodes": 3}),
-        ("starved", 100, CALM, names_server("processor"), {}),
-        ("slow_memory_server", 100, CALM, names_server("memory"), {}),
-        ("small_cache", 1, CALM, names_the_cache, {"bandwidth": 1e7}),
+        ("model", 1.6, CALM, "trainer", "stage", {}),
+        ("model", 4, CALM, "trainer", "stage", {}),
+        ("model", 3, ["oversubscribed"], "trainer", "stage", {}),  # on machines with too few processors
+        ("sudden", 2, ["quiet"], "trainer", "sudden", {}),
+        ("sudden", 5, ["quiet"], "trainer", "sudden", {}),
+        ("seeds", 1.7, CALM, "trainer", "seeds", {}),
+        ("memory", 1.7, CALM, "trainer", "memory", {}),
+        ("cache", 1, CALM, "trainer", "cache", {"bandwidth": 3e7, "model": 0.05, "hits": 0.8}),
+        ("delay", 300, CALM, "host", "network", {"least_nodes": 3}),  # of two nodes both are ends of the link
+        ("bandwidth", 100, CALM, "host", "network", {"least_nodes": 3}),
+        ("starved", 100, CALM, "host", "processor", {"servers": True}),
+        ("slow_memory_server", 100, CALM, "host", "memory", {"servers": True}),
+        ("small_cache", 1, CALM, "balanced", "", {"bandwidth": 1e7}),  # of all nodes: what the job is bound by
     ],
 )
-def test_a_fault_is_named(kind: str, size: float, noises: list[str], right, settings: dict[str, float]) -> None:
+def test_a_fault_is_named(
+    kind: str, size: float, noises: list[str], named: str, reason: str, settings: dict[str, float]
+) -> None:
     wrong = []
     for seed, setup in jobs(noises, **settings):
         fault = Fault(kind, (seed + 1) % setup.nodes, size)
         summary = made(seed, setup, fault)
         verdict = judge(summary)
-        if not right(verdict, fault.at, summary):
+        places = {summary.ranks[rank].node if named == "host" else rank for rank in verdict.ranks}
+        right = verdict.kind == named and places == (set() if named == "balanced" else {fault.at})
+        if named == "balanced":
+            right &= verdict.stages == ("fetch",) and "cache hits 10 %" in verdict.text
+        if not right or verdict.reason != reason:
             wrong.append(f"{setup} {fault}: {verdict.text}")
     assert wrong == []
 

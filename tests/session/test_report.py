@@ -17,10 +17,9 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, StorageError
-from mpigraph.recording import Recording, step
+from mpigraph.recording import Recording
 from mpigraph.reports.summary import Rank, Summary, read
 from mpigraph.session.context import Session, current
-from mpigraph.trace import span
 
 FILES = {"summary.json", "trace.json.gz", "report.html"}
 ON_SEVERAL = on_layouts([layout for layout in API if layout != ALONE])
@@ -101,30 +100,6 @@ def test_minibatches_of_any_form(job: SharedJob, tmp_path: Path) -> None:
         assert len(list(loader)) == len(forms)
     if job.rank == 0:
         assert {tuple(rank.steps.inputs) for rank in read(folder).trainers} == {(0, 0, 0, 0, 0, 0, 6)}
-
-
-@pytest.mark.slow
-@on_layouts(API)
-def test_a_fork_of_a_trainer_leaves_the_report_alone(job: SharedJob, oracle, tmp_path: Path) -> None:
-    g = job.open(oracle(3))
-    folder = Path(job.one_has(lambda: str(tmp_path)))
-    with mg.report(folder):
-        batches = iter(loader_of(g, 4))
-        next(batches)
-        if (child := os.fork()) == 0:
-            status = 1
-            try:
-                for _ in range(9):
-                    with span("wait") as wait, span("step") as use:
-                        pass
-                    step(wait, use, 0, 0, 1, lambda: 1)
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        list(batches)
-    if job.rank == 0:
-        assert [len(rank.steps.seconds) for rank in read(folder).trainers] == [4] * job.trainers.size
 
 
 @on_layouts(API)

@@ -2,27 +2,19 @@
 
 import re
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from layouts import ALONE, Job, Layout, own_on_layouts
 from oracle import NUM_NODES, open_graph
+from sources import FILES, section
 
-import mpigraph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.session import control
 from mpigraph.session.control import Operation
 from mpigraph.store.store import Store
-
-PACKAGE = Path(mpigraph.__file__).parent
-PAGE = (PACKAGE / "README.md").read_text(encoding="utf-8")
-
-
-def section(title: str) -> str:
-    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 def table(text: str, first: str) -> list[list[str]]:
@@ -38,7 +30,7 @@ def names() -> list[str]:
 
 
 def test_the_page_has_locks_that_exist() -> None:
-    source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    source = "\n".join(FILES.values())
     for name, *_ in table(section("Threads and locks"), "lock"):
         for owner, _, attribute in (part.partition(".") for part in re.findall(r"`([\w.]+)`", name)):
             bodies = [after.split("\nclass ")[0] for after in re.split(rf"class {owner}\b", source)[1:]]

@@ -4,11 +4,11 @@
         job = cluster.submit("train.sbatch")
         assert cluster.wait(job, 60)["JobState"] == "COMPLETED"
 
-Where this machine allows it, each node has a ``/dev/shm`` and a disk (``cluster.local``, the same path on all) of its
-own. It lives inside the ``with`` block; daemons end with this process, however it ends. A job that is requeued starts
-again after ``cred_expire`` seconds, which are two minutes by default.
+Each node has a ``/dev/shm`` and a disk (``cluster.local``, the same path on all) of its own. The cluster lives inside
+the ``with`` block; daemons end with this process, however it ends. A job that is requeued starts again after
+``cred_expire`` seconds, which are two minutes by default.
 
-Needs Debian's packages slurmctld, slurmd, slurm-client and munge; :func:`missing` says what there is not.
+Needs root, and Debian's packages slurmctld, slurmd, slurm-client and munge; :func:`missing` says what there is not.
 """
 
 import os
@@ -17,10 +17,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from jobs import soon
 
 _TOOLS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sacct", "sinfo", "setpriv")
 _ENDS_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
@@ -31,8 +32,8 @@ CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
-SlurmUser={user}
-SlurmdUser={user}
+SlurmUser=root
+SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={directory}/munge.socket,cred_expire=10
 CredType=cred/munge
@@ -67,25 +68,19 @@ def missing() -> str:
     tools = [tool for tool in _TOOLS if _which(tool) is None]
     if tools:
         return f"not installed: {', '.join(tools)} (Debian: slurmctld, slurmd, slurm-client, munge, util-linux)"
-    return ""
+    trial = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
+    return "nodes with mounts of their own need root" if os.geteuid() or trial.returncode else ""
 
 
 def _which(tool: str) -> str | None:
     return shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
-def can_part() -> bool:
-    """Return whether nodes can have mounts of their own."""
-    trial = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
-    return os.geteuid() == 0 and trial.returncode == 0
-
-
 class Cluster:
     """``count`` nodes, n0, n1, ...
 
     Attributes:
-        local: a directory that is empty on each node and, if ``parted``, another disk on each.
-        parted: whether the nodes have mounts of their own.
+        local: a directory that is empty on each node, and another disk on each.
     """
 
     def __init__(self, directory: Path, count: int = 2) -> None:
@@ -95,8 +90,6 @@ class Cluster:
         self.names = [f"n{i}" for i in range(count)]
         self.directory = directory
         self.local = directory / "local"
-        self.parted = can_part()
-        self._before = set() if self.parted else set(os.listdir("/dev/shm"))
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._undo = ExitStack()
         self.env = {key: value for key, value in os.environ.items() if not key.startswith(_OF_A_JOB)}
@@ -126,8 +119,7 @@ class Cluster:
             (self.directory / name).mkdir()
         host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(self.names))
         nodes = [NODE.format(name=n, host=host, port=p) for n, p in zip(self.names, ports[1:], strict=True)]
-        user = Path("~").expanduser().owner() if os.geteuid() else "root"
-        text = CONF.format(host=host, ports=ports, user=user, directory=self.directory, nodes="\n".join(nodes))
+        text = CONF.format(host=host, ports=ports, directory=self.directory, nodes="\n".join(nodes))
         (self.directory / "slurm.conf").write_text(text)
         (self.directory / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
         key = self.directory / "munge.key"
@@ -153,8 +145,6 @@ class Cluster:
 
     def _mounts(self) -> list[str]:
         """The words that give a node its own disk and shared memory."""
-        if not self.parted:
-            return []
         mounts = f"mount --make-rprivate / && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs {self.local}"
         return ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "node"]
 
@@ -208,7 +198,7 @@ class Cluster:
     def processes(self) -> list[int]:
         """Return the ids of all processes of jobs, of any parent."""
         daemons = {daemon.pid for daemon in self._daemons.values()} | {os.getpid()}
-        nodes = {_mounts_of(self._daemons[name].pid) for name in self.names if self.parted and name in self._daemons}
+        nodes = {_mounts_of(self._daemons[name].pid) for name in self.names if name in self._daemons}
         return [pid for pid in _pids() if pid not in daemons and self._belongs(pid, nodes - {None})]
 
     def _belongs(self, pid: int, nodes: set[str | None]) -> bool:
@@ -224,16 +214,15 @@ class Cluster:
 
     def on_node(self, name: str, path: str | Path) -> Path:
         """A path as a node sees it."""
-        return Path(f"/proc/{self._daemons[name].pid}/root{path}") if self.parted else Path(path)
+        return Path(f"/proc/{self._daemons[name].pid}/root{path}")
 
     def shared_memory(self) -> set[str]:
-        """The files in the nodes' shared memory, but those that were there before."""
-        result = {file.name for name in self.names for file in self.on_node(name, "/dev/shm").iterdir()}
-        return result - self._before
+        """The files in the nodes' shared memory."""
+        return {file.name for name in self.names for file in self.on_node(name, "/dev/shm").iterdir()}
 
     def _end(self) -> None:
         if "slurmctld" in self._daemons:
-            self.run(["scancel", "--full", "--user", "root" if os.geteuid() == 0 else str(os.getuid())], check=False)
+            self.run(["scancel", "--full", "--user", "root"], check=False)
             with suppress(TimeoutError):
                 until(lambda: not self.processes(), 20)
         for pid in self.processes():
@@ -250,13 +239,10 @@ class Cluster:
 
 def until(true: Callable[[], bool], seconds: float, complain: Callable[[], None] | None = None) -> None:
     """Wait for something, at most so many seconds; then ``complain``, else TimeoutError."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            if complain:
-                complain()
-            raise TimeoutError(f"waited {seconds} s")
-        time.sleep(0.1)
+    if not soon(true, seconds):
+        if complain:
+            complain()
+        raise TimeoutError(f"waited {seconds} s")
 
 
 def settings(template: Path, changes: Mapping[str, str], commands: Mapping[str, str]) -> str:

@@ -1,6 +1,6 @@
 """The shipped templates on a real Slurm of two nodes, unmodified except for the settings block.
 
-Each node has a disk and shared memory of its own where this machine allows that, so that a file a node lacks is missed.
+Each node has a disk and shared memory of its own, so that a file a node lacks is missed.
 """
 
 import re
@@ -43,8 +43,7 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
         assert re.search(rf"node {node} .*: part\(s\) {node}: 3 files copied .*, 0 kept", output), output
         staged = cluster.on_node(name, cluster.local / "parts")
         assert (staged / "S.json").is_file()
-        if cluster.parted:
-            assert sorted(path.name for path in staged.iterdir()) == ["S.json", f"part{node}"]
+        assert sorted(path.name for path in staged.iterdir()) == ["S.json", f"part{node}"]
     said = cluster.run(["sacct", "--completion", "--noheader", "--parsable2", "--format=jobid,state"]).stdout
     assert f"{result['JobId']}|COMPLETED" in said, said
     until_gone(cluster)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, flock
 from pathlib import Path
@@ -199,12 +199,17 @@ def generated(where: Path, sizes: str, parts: str) -> Path:
     return where / "S.json"
 
 
-def wait_for(paths: Sequence[Path], seconds: float = DEADLINE / 2) -> bool:
-    """Wait outside MPI until other ranks have made some files; return whether they have."""
+def soon(true: Callable[[], bool], seconds: float = DEADLINE / 2) -> bool:
+    """Wait outside MPI until something is true; return whether it is."""
     end = time.monotonic() + seconds
-    while not all(path.exists() for path in paths) and time.monotonic() < end:
+    while not true() and time.monotonic() < end:
         time.sleep(0.01)
-    return all(path.exists() for path in paths)
+    return true()
+
+
+def wait_for(paths: Sequence[Path], seconds: float = DEADLINE / 2) -> bool:
+    """Wait until other ranks have made some files; return whether they have."""
+    return soon(lambda: all(path.exists() for path in paths), seconds)
 
 
 def send(group: int, number: signal.Signals) -> None:

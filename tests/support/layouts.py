@@ -135,11 +135,8 @@ def rotated(cases: int) -> pytest.MarkDecorator:
 def leave_to(layout: Layout | None, module: str, chosen: list[Layout]) -> str | None:
     """Name the marker of a layout that the suite leaves out for the tests of a module; None where it runs.
 
-    The first and the last layout run always; but where tests run on each of :data:`API`, one half of the modules has
-    its second layout in place of the last, with Open MPI the other half: "elsewhere". Of the layouts between
-    them each module leaves half to Open MPI, which leaves the other half to MPICH; of those of
-    :data:`LAYOUTS` a third to each, and a third is a study. Of what is left Open MPI has half, the suite an eighth, the
-    slow tests half, and the rest is a study.
+    tests/README.md says which ones ("How tests are built"). Of those between the first and the last that are not left
+    to another MPI, Open MPI has half, the suite an eighth, the slow tests half, and the rest is a study.
     """
     others = LAYOUTS[1:-1]
     number = zlib.crc32(module.encode())

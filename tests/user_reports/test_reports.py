@@ -6,67 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, on_one_rank
+from input_checks import check_parts
+from layouts import SharedJob
+from typed_parts import typed_source
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph import nn
 from mpigraph.cli.main import main
 from mpigraph.dataloading import (
-    MultiLayerFullNeighborSampler,
     NeighborSampler,
     as_edge_prediction_sampler,
 )
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.readers import read_source
-from mpigraph.graphs.fields import EID, NID
 
 # ------------------------------------------------------------------------------------------------ graphs in memory
-
-
-def test_an_edge_and_its_reverse_are_excluded() -> None:
-    src, dst = torch.tensor([1, 2, 3, 4]), torch.zeros(4, dtype=torch.int64)
-
-    def check(g: dist.DistGraph) -> None:
-        eids = torch.arange(8)
-        all_src, all_dst = g.find_edges(eids)
-        (relation,) = g.canonical_etypes
-        reverse = mg.dataloading.reverse_edges(g, {relation: relation})[relation][:]
-        sampler = as_edge_prediction_sampler(
-            MultiLayerFullNeighborSampler(1), exclude="reverse_id", reverse_eids=reverse
-        )
-        loader = dist.DistEdgeDataLoader(g, eids, sampler, batch_size=1)
-        for eid, (_, pairs, (block,)) in enumerate(loader):
-            assert pairs.edata[EID].tolist() == [eid]
-            (back,) = ((all_src == all_dst[eid]) & (all_dst == all_src[eid])).nonzero().reshape(-1).tolist()
-            of_ends = eids[torch.isin(all_dst, pairs.ndata[NID])].tolist()
-            assert set(block.edata[EID].tolist()) == set(of_ends) - {eid, back}
-
-    on_one_rank(mg.graph((torch.cat([src, dst]), torch.cat([dst, src]))), check)
-
-
-def test_excluded_edges_leave_the_fanout() -> None:
-    def check(g: dist.DistGraph) -> None:
-        src, dst = g.find_edges(torch.arange(6))
-        (three,) = ((src == 1) & (dst == 4)).nonzero().reshape(-1).tolist()
-        (five,) = ((src == 3) & (dst == 4)).nonzero().reshape(-1).tolist()
-        for _ in range(5):
-            found = g.sample_neighbors([4], 2, exclude_edges=[three], replace=True)
-            assert found.edata[EID].tolist() == [five] * 2
-
-    on_one_rank(mg.graph(([0, 0, 1, 1, 2, 3], [1, 2, 3, 4, 5, 4]), num_nodes=6), check)
-
-
-def test_one_neighbour_of_each_node() -> None:
-    def check(g: dist.DistGraph) -> None:
-        found = g.sample_neighbors(torch.arange(30), 1)
-        assert torch.equal(torch.stack(found.edges()), torch.stack(g.find_edges(found.edata[EID])))
-        assert torch.equal(torch.bincount(found.edges()[1], minlength=30), g.in_degrees().clamp(max=1))
-        with pytest.raises(InvalidArgumentError, match="edge_dir must be 'in' .got 'out'.*--add-reverse"):
-            g.sample_neighbors(torch.arange(30), 1, "out")
-
-    rng = np.random.default_rng(0)
-    on_one_rank(mg.graph((rng.integers(0, 30, 200), rng.integers(0, 30, 200)), num_nodes=30), check)
 
 
 @pytest.mark.parametrize("make", [nn.GATConv, nn.GraphConv, nn.SAGEConv], ids=lambda make: make.__name__)
@@ -98,29 +52,16 @@ def test_a_function_of_edges_where_there_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("relations", "counts"),
+    "edges",
     [
-        ({("a", "r", "b"): ([0, 1, 2, 3], [0, 1, 1, 0])}, {"a": 4, "b": 2}),
-        ({("a", "r", "b"): ([0, 1], [0, 0]), ("b", "s", "a"): ([], [])}, {"a": 40, "b": 1}),
-        ({("a", "is", "a"): ([0, 1], [1, 2]), ("a", "is", "b"): ([0, 1], [2, 3]), ("a", "in", "c"): ([1], [2])}, None),
+        {("a", "r", "b"): 4},
+        {("a", "r", "b"): 2, ("b", "s", "a"): 0},
+        {("a", "is", "a"): 2, ("a", "is", "b"): 2, ("a", "in", "c"): 1},
     ],
     ids=["one relation of two types", "no edges, and no nodes in a part", "a name twice"],
 )
-def test_schemas_are_cut_by_metis(tmp_path: Path, relations: dict, counts: dict | None) -> None:
-    g = mg.heterograph(relations, counts)
-    nodes, edges = dist.partition_graph(g, "g", 3, tmp_path, part_method="metis", return_mapping=True)
-    found = {relation: [] for relation in g.canonical_etypes}
-    for number in range(3):
-        part = dist.load_partition(tmp_path / "g.json", number)[0]
-        for relation in g.canonical_etypes:
-            for end in zip(*part.edges(etype=relation), part.edges[relation].data[EID], strict=True):
-                src, dst = (part.nodes[t].data[NID][i] for t, i in zip(relation[::2], end, strict=False))
-                found[relation].append([int(nodes[relation[0]][src]), int(nodes[relation[2]][dst])])
-                assert torch.tensor(found[relation][-1]).equal(
-                    torch.cat(g.find_edges(edges[relation][end[2]][None], etype=relation))
-                )
-    wanted = {relation: sorted(map(list, zip(*ends, strict=True))) for relation, ends in relations.items()}
-    assert {relation: sorted(pairs) for relation, pairs in found.items()} == wanted
+def test_schemas_are_cut_by_metis(tmp_path: Path, edges: dict) -> None:
+    check_parts(typed_source({"a": 40, "b": 1, "c": 3}, edges), tmp_path, "metis")
 
 
 def test_a_line_of_nodes_is_cut_by_metis(tmp_path: Path) -> None:
@@ -214,20 +155,6 @@ def sparse() -> mg.HeteroGraph:
     return g
 
 
-def test_more_relations_than_the_fanout(job: SharedJob) -> None:
-    g = job.open(job.write(cut, "typed"))
-    for fanout in (1, 3, -1):
-        found = dist.sample_etype_neighbors(g, {"a": torch.arange(9), "b": torch.arange(4)}, fanout)
-        for relation in g.canonical_etypes:
-            eids = found.edges[relation].data[EID]
-            nodes = torch.arange(g.num_nodes(relation[2]))
-            degrees = g.in_degrees(nodes, etype=relation)
-            assert len(eids) == int((degrees if fanout < 0 else degrees.clamp(max=fanout)).sum())
-            src, dst = found.edges(etype=relation)
-            ends = g.nodes[relation[0]].data["id"][src], g.nodes[relation[2]].data["id"][dst]
-            assert torch.equal(torch.stack(ends, 1), g.edges[relation].data["ends"][eids])
-
-
 def test_features_that_some_types_have(job: SharedJob) -> None:
     g = job.open(job.write(cut, "typed"))
     loader = dist.DistNodeDataLoader(
@@ -288,18 +215,3 @@ def test_loaders_with_worker_processes_ask_for_none(job: SharedJob) -> None:
     ]
     for one, *others in zip(*loaders, strict=True):
         assert all(torch.equal(one[0], other[0]) for other in others)
-
-
-def test_rows_that_are_read_several_times_or_never(job: SharedJob) -> None:
-    """A row that is read twice has the gradients of both; one that is not read keeps its value; no read is no step."""
-    g = job.open(job.write(cut, "ring"))
-    first = g.rank() == 0
-    for make in (dist.SparseSGD, dist.SparseAdagrad, dist.SparseAdam):
-        emb = dist.DistEmbedding(24, 1, make.__name__, part_policy=g.get_node_partition_policy("_N"))
-        optimizer = make([emb], lr=0.1, reduction="sum")
-        (emb(torch.tensor([1] if first else [])).sum() + emb(torch.tensor([1, 2] if first else [])).sum()).backward()
-        optimizer.step()
-        rows = emb.weight[:][:, 0]
-        assert rows.isfinite().all() and rows.nonzero()[:, 0].tolist() == [1, 2]
-        assert make is not dist.SparseSGD or rows[1] == 2 * rows[2]
-        g.barrier()
