@@ -304,18 +304,18 @@ class ShardReader:
 
     def _check_header(self, file: Any, *expected: object) -> None:
         names = ("graph_name", "part", "identity")
-        magic, version, *found = (_plain(file.attrs.get(name)) for name in ("magic", "version", *names))
+        magic, version, *given = (_plain(file.attrs.get(name)) for name in ("magic", "version", *names))
         if magic != FORMAT_NAME:
             raise ShardFormatError(f"{self.path}: not a shard of this library (magic {magic!r})")
         if version != FORMAT_VERSION:
             raise ShardFormatError(
                 f"{self.path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
             )
-        self.identity = found[-1]
+        self.identity = given[-1]
         mixed = "files of two partitionings are mixed, or writing one was interrupted"
         of_identity = f"another partitioning ({{}}, not {{}}): {mixed}"
         texts = ("graph {!r}, not to {!r}", "part {}, not to part {}", of_identity)
-        for text, its, wanted in zip(texts, found, expected, strict=True):
+        for text, its, wanted in zip(texts, given, expected, strict=True):
             if wanted is not None and its != wanted:
                 raise ShardFormatError(f"{self.path}: belongs to {text.format(its, wanted)}")
 
