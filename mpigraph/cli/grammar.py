@@ -222,7 +222,9 @@ class Launch(HostOptions):
     """
 
     job: str | None = argument(
-        "COMMAND", 'what every rank runs, as one argument: "python train.py --lr 0.01"', nargs="?"
+        "COMMAND",
+        'what every rank runs, as one argument: "python train.py --lr 0.01"; no shell reads it (else "sh -c \'...\'")',
+        nargs="?",
     )
     num_trainers: int = of_dgl("trainers on each host", required=True)
     num_servers: int = of_dgl("servers on each host; 0: trainers host the graph (%(default)s)", default=1)

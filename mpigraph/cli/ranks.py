@@ -98,10 +98,7 @@ class ProgressBar:
     """A display of stages, called as :data:`.Progress` says. A context manager."""
 
     def __init__(self) -> None:
-        self._stage = ""  # in progress
-        self._done = 0
-        self._total = 0
-        self._begin = 0.0
+        self._at: tuple[str, int, int, float] | None = None  # the stage in progress, steps done and all, its beginning
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="mpigraph-bar", daemon=True)
@@ -111,12 +108,9 @@ class ProgressBar:
         if total == 0:
             return
         with self._lock:
-            if stage != self._stage:
+            if self._at and self._at[0] != stage:
                 self._end()
-                self._stage = stage
-                self._begin = time.monotonic()
-            self._done = done
-            self._total = total
+            self._at = stage, done, total, self._at[3] if self._at else time.monotonic()
             if done >= total:
                 self._end()
 
@@ -134,29 +128,29 @@ class ProgressBar:
         self._end()
 
     def _end(self) -> None:
-        if self._stage:
-            self._draw(is_last=True)
-            self._stage = ""
+        if self._at:
+            self._draw(*self._at, is_last=True)
+            self._at = None
 
     def _redraw(self) -> None:
         while not self._stop.wait(_SECONDS_IN_TERMINAL if sys.stderr.isatty() else _SECONDS_IN_LOG):
             with self._lock:
-                if self._stage:
-                    self._draw()
+                if self._at:
+                    self._draw(*self._at)
 
-    def _draw(self, is_last: bool = False) -> None:
+    def _draw(self, stage: str, done: int, total: int, begin: float, is_last: bool = False) -> None:
         bar_format = _BAR
-        if self._total == 1:
-            bar_format = _CLOCK_STOPPED if is_last and self._done else _CLOCK
+        if total == 1:
+            bar_format = _CLOCK_STOPPED if is_last and done else _CLOCK
         status = "" if is_last else REPORT.status()
         line = tqdm.format_meter(
-            self._done,
-            self._total,
-            time.monotonic() - self._begin,
+            done,
+            total,
+            time.monotonic() - begin,
             ncols=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
-            prefix=f"{self._stage} ({status})" if status else self._stage,
+            prefix=f"{stage} ({status})" if status else stage,
             unit="",
-            unit_scale=self._total >= _SCALED,
+            unit_scale=total >= _SCALED,
             bar_format=bar_format,
         )
         _write(line.rstrip(), is_last)

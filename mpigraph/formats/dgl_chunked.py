@@ -135,7 +135,7 @@ class _Chunks(NamedTuple):
         return label_of(values) if name == "label" else Feature.of(values)
 
     def ends(self, count: int, left_out: list[str]) -> tuple[RowArray, RowArray]:
-        """Return the ends of edges, of which there are ``count``."""
+        """Return the ends of ``count`` edges."""
         if self.format == "numpy":
             arrays = [*map(mapped_npy, self.paths)]
             in_columns = _stand_in_columns(self.paths[0], arrays)

@@ -180,13 +180,14 @@ class _Raw:
         for path in sorted(folder.glob("*.csv.gz")):
             of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
             if of_kind == kind:
-                columns = self._columns(path, _DTYPES.get(name, ""))
-                values = side_by_side(columns)
-                if name == "feat" and len(columns) == 1:
-                    values = MadeRows(lambda rows: rows[:, None], np.float32, values, row_shape=(1,))
-                elif name != "label" and values.dtype == np.float64:
-                    values = as_floats(values)
-                self._add(_short(path), owner, name, values)
+                with reading(path):
+                    columns = self._columns(path, _DTYPES.get(name, ""))
+                    values = side_by_side(columns)
+                    if name == "feat" and len(columns) == 1:
+                        values = MadeRows(lambda rows: rows[:, None], np.float32, values, row_shape=(1,))
+                    elif name != "label" and values.dtype == np.float64:
+                        values = as_floats(values)
+                    self._add(_short(path), owner, name, values)
 
     def _columns(self, path: Path, dtype: str = "", names: tuple[str, ...] | None = None) -> list[RowArray]:
         """Return the columns of a csv file of numbers; an empty field is NaN where floats are."""

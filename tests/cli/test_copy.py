@@ -5,7 +5,6 @@ real shell, as it would on the remote side, before the words are looked at.
 """
 
 import json
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -179,9 +178,3 @@ def test_a_host_that_fails_is_named(oracle, capsys):
     assert copy(oracle(2), ["10.0.0.1", "down"]) == 2
     out, err = capsys.readouterr()
     assert "rsync" not in out and "copying to down failed: ssh ended with status 255" in err
-
-
-def test_what_is_printed_can_be_typed(oracle, capsys):
-    assert copy(oracle(1), ["10.0.0.1"], HOSTILE, "--dry-run") == 0
-    first = shlex.split(capsys.readouterr().out.splitlines()[0])
-    assert shlex.split(first[2])[3:] == [HOSTILE, f"{HOSTILE}/my data", f"{HOSTILE}/my data/part0"]

@@ -18,7 +18,6 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import mapped_npy, mapped_npz
 from mpigraph.formats.readers import read_source
 from mpigraph.partition.row_arrays import concatenated
-from mpigraph.partition.source import Feature
 
 ENDS = {"edge_src": np.array([0, 1, 2]), "edge_dst": np.array([1, 2, 0])}
 
@@ -148,12 +147,6 @@ def test_ids_of_several_dtypes_that_do_not_fit_int64():
     mixed = concatenated([np.arange(2, dtype=np.int32), np.array([2**63], np.uint64)])
     with pytest.raises(GraphDataError, match="9223372036854775808 is no integer that fits int64"):
         mixed[:]
-
-
-def test_features_of_another_byte_order():
-    feature = Feature.of(np.arange(3, dtype=">f4"))
-    assert feature.dtype == "float32" and feature.values.dtype == np.float32
-    assert feature.values[:].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["feat.npy", "train_mask.npy", "meta.json"])

@@ -195,10 +195,3 @@ def test_wrong_input_is_one_line_and_status_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line), line
     assert {path: path.read_bytes() for path in parts.parent.rglob("*.*")} == before
-
-
-def test_rows_of_no_bytes(parts: Path) -> None:
-    """A type without nodes has rows, too: none."""
-    source = read_source(parts)
-    rows = source.node_feats["editor"]["id"].values
-    assert len(rows) == 0 and rows[:].shape == (0,) == rows[np.arange(0)].shape
