@@ -284,7 +284,7 @@ def _blocks(path: Path, head: Head) -> Iterator[bytes]:
             rest += data
             quotes = _quotes_in(rest, head.delimiter)
             end, count = len(rest), 1
-            while count % 2:  # an end of a line between quotes is none of a row
+            while count % 2:  # a line that ends between quotes ends no row
                 end = max(rest.rfind(b"\n", 0, end), rest.rfind(b"\r", 0, end)) + 1
                 count = int(np.searchsorted(quotes, end))
                 end = int(quotes[count - 1]) if count % 2 else end
@@ -300,7 +300,7 @@ def _blocks(path: Path, head: Head) -> Iterator[bytes]:
 
 
 def _quotes_in(data: bytes, delimiter: str) -> I64:
-    """Return the places of quotes, of which each second one ends a field; the others begin it, or stand in it."""
+    """Return the places of quotes: each second one ends a field, or is one of two in it."""
     values = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(values == ord('"'))
     before = values[np.maximum(quotes[::2] - 1, 0)]
