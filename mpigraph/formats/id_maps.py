@@ -85,14 +85,14 @@ class NodeIds:
 
         def own() -> Iterator[tuple[int, I64]]:
             for first, values, positions, place in ids.chunks(self._ranks, self.is_text):
-                found = positions_in(keys, values)[positions]
-                if len(found) and found.min() < 0:
-                    row = int(found.argmin())
+                numbers = positions_in(keys, values)[positions]
+                if len(numbers) and numbers.min() < 0:
+                    row = int(numbers.argmin())
                     text = values[positions][row]
                     name = text.decode() if self.is_text else text
                     what = f"an edge has the id {name!s:.80}, which no row of the table of {self._what} has"
                     raise GraphDataError(f"{place(row)}: {what}")
-                yield first, found if self._order is None else self._order[found]
+                yield first, numbers if self._order is None else self._order[numbers]
 
         return self._ranks.rows(self._doing, len(ids), np.int64, own)
 

@@ -15,6 +15,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from mpigraph.arrays import I64
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import Place, arrow, type_kind, wider_type
 from mpigraph.formats.input_files import UNREADABLE, Errors, failure, opened, reading
@@ -23,6 +24,7 @@ from mpigraph.storage.files import storage_errors
 _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 8 << 20
 _BOM = b"\xef\xbb\xbf"
+_UNENDED = "a field in quotes does not end"
 _NO_MARKS = re.compile(r'"[^"]*"')  # commas in it do not separate fields
 _NO_DECIMALS = re.compile(r'"[^"]*"|(?<=\d),(?=\d)')
 _ROW_OF_FILE = re.compile(r"\bRow #(\d+)")
@@ -202,7 +204,7 @@ def _values_in(column: Any, dtype: str, decimal: str, known: Any, place: Place) 
         if beyond.any():
             row = int(beyond.argmax())
             what = "does not fit int64, nor float64 in all digits; --types COLUMN=float64 takes the nearest"
-            raise GraphDataError(f"{place(row)}: a number near {rows[row]:.0f} {what}")
+            raise GraphDataError(f"{place(row)}: about {rows[row]:.0f} {what}")
     if pyarrow.types.is_binary(column.type):
         raise GraphDataError(f"{place(0)} or a later one: text is not UTF-8")
     if kind != "string":
@@ -275,23 +277,34 @@ def _parsed(path: Path, head: Head, ids: Collection[str], decimal: str) -> Itera
 
 def _blocks(path: Path, head: Head) -> Iterator[bytes]:
     """Yield the rows of a file, as many whole ones as fit in a block."""
-    begin = rf"(?<![^{re.escape(head.delimiter)}\r\n])\""  # of a field in quotes
-    quoted, unended = re.compile(rf'{begin}[^"]*(?:""[^"]*)*"'.encode()), re.compile(begin.encode())
     rest = b""
     with opened(path) as file, reading(path):
         file.seek(head.begin)
         while data := file.read(_BLOCK_BYTES):
             rest += data
-            plain = quoted.sub(lambda field: b"x" * len(field[0]), rest) if b'"' in rest else rest
-            opening = unended.search(plain)
-            limit = len(rest) if opening is None else opening.start()
-            end = max(plain.rfind(b"\n", 0, limit), plain.rfind(b"\r", 0, limit)) + 1
+            quotes = _quotes_in(rest, head.delimiter)
+            end, count = len(rest), 1
+            while count % 2:  # a line that ends between quotes ends no row
+                end = max(rest.rfind(b"\n", 0, end), rest.rfind(b"\r", 0, end)) + 1
+                count = int(np.searchsorted(quotes, end))
+                end = int(quotes[count - 1]) if count % 2 else end
             if not end and len(rest) > _LONGEST_LINE:
-                raise ValueError(f"a row is longer than {_LONGEST_LINE} bytes: perhaps a field in quotes does not end")
+                raise ValueError(f"a row is longer than {_LONGEST_LINE} bytes: perhaps {_UNENDED}")
             if rest[:end].strip():
                 yield rest[:end]
             rest = rest[end:]
-        if unended.search(quoted.sub(b"", rest)):
-            raise ValueError("a field in quotes does not end")
+        if len(_quotes_in(rest, head.delimiter)) % 2:
+            raise ValueError(_UNENDED)
         if rest.strip():
             yield rest
+
+
+def _quotes_in(data: bytes, delimiter: str) -> I64:
+    """Return the places of quotes: each second one ends a field, or is one of two in it."""
+    values = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(values == ord('"'))
+    before = values[np.maximum(quotes[::2] - 1, 0)]
+    if np.isin(before, np.frombuffer(f'{delimiter}"\r\n'.encode(), np.uint8)).all():
+        return quotes
+    fields = re.finditer(rf'(?<![^{re.escape(delimiter)}\r\n])"[^"]*(?:""[^"]*)*("?)'.encode(), data)  # as in 5" pipe
+    return np.array([place for it in fields for place in (it.start(), it.end() - 1)[: 1 + len(it[1])]], np.int64)

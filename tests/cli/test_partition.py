@@ -49,7 +49,7 @@ def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):
         assert f"{count} nodes, 3 directed edges" in capsys.readouterr().err
         assert PartConfig.read(tmp_path / "out" / "g.json").book.num_nodes(0) == count
     assert run(tmp_path / "g.csv", "--nodes", 9, "--parts", 2, "-o", tmp_path / "other") == 2
-    assert "g.csv, row 4: edge 2 of ('_N', '_E', '_N') has source 9, but" in capsys.readouterr().err
+    assert "g.csv, row 4, column src: edge 2 of ('_N', '_E', '_N') has source 9, but" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -121,60 +121,6 @@ def test_a_folder_that_a_rank_does_not_see_is_one_error(comm: MPI.Intracomm, mon
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-@pytest.mark.parametrize("is_ended", [True, False])
-def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
-    """A quote inside a field does not count, so all ranks must take the same lines for ends of rows."""
-    ends_of_lines = "a\n" * 20
-    first = '5" pipe' if is_ended else '"open'
-    with shared_folder(comm) as folder:
-        if comm.rank == 0:
-            lines = [
-                "src,dst,weight,note",
-                f"0,1,2,{first}",
-                *(f'{i},0,{i},"{ends_of_lines}"' for i in range(1, 9)),
-                "9,0,9,end",
-            ]
-            (folder / "edges.csv").write_text("\n".join([*lines, ""]))
-        comm.Barrier()
-        arguments = {"exchange": MPIExchange(comm)}
-        if is_ended:
-            source = read_source(folder / "edges.csv", **arguments)
-            wanted = contents(read_source(folder / "edges.csv", scratch=folder))
-            assert {name: values.tolist() for name, values in contents(source).items()} == {
-                name: values.tolist() for name, values in wanted.items()
-            }
-        else:
-            with pytest.raises(GraphDataError, match="cannot be read"):
-                read_source(folder / "edges.csv", **arguments)
-
-
-@pytest.mark.parametrize("comm", SIZES, indirect=True)
-def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
-    calls = []
-    write = table_files.write_parquet
-    monkeypatch.setattr(table_files, "write_parquet", lambda *a: calls.append(a) or write(*a))
-    with shared_folder(comm) as folder:
-        if comm.rank == 0:
-            entry = "{nodes: [{num: 4}], edges: [{format: csv, path: e.csv}]}"
-            (folder / "metadata.yaml").write_text(f"dataset_name: x\ngraph: {entry}\n")
-            (folder / "e.csv").write_text("0,1\n2,3\n3,0\n")
-        comm.Barrier()
-        wanted = contents(read_source(folder, scratch=folder))
-        calls.clear()
-        found = contents(read_source(folder, exchange=MPIExchange(comm)))
-        assert wanted.keys() == found.keys()
-        assert all(np.array_equal(found[key], values) for key, values in wanted.items())
-        assert comm.allreduce(len(calls)) == 1
-        comm.Barrier()
-        if comm.rank == 0:
-            (folder / "e.csv").write_text("0,1\n2,x\n")
-        comm.Barrier()
-        with pytest.raises(GraphDataError, match=r"e\.csv, row 2, column destination: 'x' is no int64") as error:
-            read_source(folder, exchange=MPIExchange(comm))
-        assert error.value.everywhere or comm.size == 1
-
-
-@pytest.mark.parametrize("comm", SIZES, indirect=True)
 def test_parts_of_dgl_are_read_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(dgl_parts, "read_part_graph", lambda path: calls.append(path) or read_part_graph(path))
