@@ -582,7 +582,7 @@ class _Layers(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         rows, saved = call.forward(tensors[: len(call.keys)])
-        ctx.save_for_backward(*saved, *(call.parameters if saved else ()))  # of which torch knows if they are changed
+        ctx.save_for_backward(*saved, *(call.parameters if saved else ()))  # torch knows if they are changed
         return tuple(rows)
 
     @staticmethod
