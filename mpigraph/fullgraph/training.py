@@ -68,7 +68,9 @@ class FullGraph:
             optimizer.step()
 
     Parameters get the sums of their gradients over all nodes on every trainer, so the model is not wrapped in DDP.
-    All parameters must be in layers; what a script computes of own rows between calls must treat each row alike.
+    All parameters must be in layers, and activations, too: torch's sigmoid, silu, elu, softplus and others round a
+    number by its place in an array, which outside of layers depends on the number of trainers. Losses by row, such as
+    cross entropies and squares, do not.
     Best with ``initialize(num_servers=0)``: a server does not train.
 
     Args:
@@ -580,7 +582,7 @@ class _Layers(torch.autograd.Function):
         ctx.call = call
         ctx.set_materialize_grads(False)
         rows, saved = call.forward(tensors[: len(call.keys)])
-        ctx.save_for_backward(*saved, *(call.parameters if saved else ()))  # of which torch knows if they are changed
+        ctx.save_for_backward(*saved, *(call.parameters if saved else ()))  # torch knows if they are changed
         return tuple(rows)
 
     @staticmethod

@@ -156,7 +156,7 @@ class _Predictions:
         unfinished = folder / f"{UNFINISHED}{_TABLE}"
         with unfinished.open("w", encoding="utf-8", newline="") as text:
             lines = csv.writer(text, lineterminator="\n")
-            for first in range(0, len(arrays["ids"]) + 1, _LINES):  # once where there are none: the names of columns
+            for first in range(0, len(arrays["ids"]) + 1, _LINES):  # once without nodes: the names of columns
                 columns = self._columns({name: array[first : first + _LINES] for name, array in arrays.items()})
                 if first == 0:
                     lines.writerow(columns)
