@@ -273,7 +273,8 @@ def _form(tables: Tables, key: str, kind: str, way: Way, look: _Look, becomes: s
     if look.missing:
         file, row = look.first
         if not way.dtype and kind not in ("integer", "float"):
-            raise GraphDataError(f"{tables.place_of(file, row, key)}: {key} has no value")
+            what = f"{key} has no value (--types {key}=bool --fill {key}=0, or --types {key}=string leaves it out)"
+            raise GraphDataError(f"{tables.place_of(file, row, key)}: {what}")
         line = "%s: %s has no value in %d of %d rows (the first: row %d): %s"
         first = tables.first_row(file) + row
         get_logger().warning(line, tables.paths[file], key, look.missing, count, first, way.fill or becomes)
