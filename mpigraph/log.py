@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 _NAME = "mpigraph"
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
-_NOT_THE_USERS = (_HERE, "<frozen", os.path.dirname(os.__file__) + os.sep)
+_NOT_THE_USERS = (_HERE, "<frozen", "<string>", os.path.dirname(os.__file__) + os.sep)
 
 
 def get_logger() -> logging.Logger:

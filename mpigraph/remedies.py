@@ -58,6 +58,11 @@ _REMEDIES: tuple[tuple[type[Exception], str, str], ...] = (  # class, pattern in
         "Embedding(len(categories) + 1, ...) and index + 1",
     ),
     (
+        ValueError,
+        r"Expected input batch_size \(\d+\) to match target",
+        "these are not the scores of the seeds: a model has a layer for each block, a sampler a fanout for each layer",
+    ),
+    (
         RuntimeError,
         "Expected to have finished reduction in the prior iteration",
         "a minibatch may lack a relation, whose parameters then get no gradient: "

@@ -61,6 +61,7 @@ REMEDIES = {  # what raises an error of torch, and words of its remedy
     "torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0, -1]))": "ignore_index=-1",
     "torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0.0, 1.0]))": ".long()",
     "torch.nn.functional.cross_entropy(torch.ones(2, 3), torch.tensor([0, 5]))": "fewer outputs than classes",
+    "torch.nn.functional.cross_entropy(torch.ones(4, 3), torch.tensor([0, 1]))": "a fanout for each layer",
     "torch.nn.Embedding(3, 2)(torch.tensor([-1]))": "len(categories) + 1",
     "torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))": "after mpigraph.distributed.initialize()",
     'torch.distributed.init_process_group("nccl")': 'init_process_group("gloo")',

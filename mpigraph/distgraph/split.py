@@ -146,7 +146,7 @@ def _policy_of(schema: Schema, mask: MaskLike, is_node: bool, kind: EdgeType) ->
 def _check_length(mask: MaskLike, count: int, what: str) -> None:
     shape = tuple(mask.shape) if hasattr(mask, "shape") else np.shape(mask)
     if shape != (count,):
-        raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s (got shape {shape})")
+        raise MaskLengthError(f"the mask must have one entry for each of {count} {what}s, not ids (got shape {shape})")
 
 
 def _is_every_id(values: torch.Tensor) -> bool:

@@ -153,7 +153,7 @@ class Errors:
     def check(self) -> None:
         """Raise GraphDataError with all that were kept, if any."""
         if self._texts:
-            raise GraphDataError("\n".join(self._texts))
+            raise GraphDataError(";\n".join(self._texts))
 
 
 def graph_of(

@@ -240,7 +240,8 @@ def _numbers(tables: Tables, feature: str, key: str, kind: str, way: Way, look: 
     place = tables.place(tables.groups[number], key, row)
     count = len(tables)
     if not way.fill and (dtype.kind != "f" or (kind == "time" and not way.dtype)):
-        raise GraphDataError(f"{place}: a value is missing, which {dtype} cannot say")
+        remedy = f"--types {key}={dtype} --fill {key}=0, or --types {key}=string leaves it out"
+        raise GraphDataError(f"{place}: a value is missing, which {dtype} cannot say ({remedy})")
     if way.fill == "mean" and look.missing == count:
         raise GraphDataError(f"{place}: no row has a value, so there is no mean (--fill)")
     becomes = way.fill or ("-1" if feature == "label" else "NaN (--fill COLUMN=0 or mean)")

@@ -218,7 +218,7 @@ class Watchdog:
                 lines = [line for node in gather.result() for line in node.decode().split("\n")]
         text = "\n  ".join([line for line in lines if line][:_LINES])
         text = f"[mpigraph] {why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}\n"
-        text += f"[mpigraph] {remedy}\n" if remedy else ""
+        text += f"{remedy}\n" if remedy else ""
         if place:
             leave()  # so the launcher kills no rank that the witness would name
             time.sleep(_SPEAKING_TIME)

@@ -49,7 +49,7 @@ def _row(name: tuple[str, bool], *plots: str) -> str:
 
 
 def _columns(values: _F64, waits: _F64, slow: NDArray[np.bool_]) -> list[str]:
-    """Return a row of columns for each trainer: its own time, dark or in the colour of slow steps, below its waits."""
+    """Return a row of columns for each trainer: its work, dark or in the colour of slow steps, below its waits."""
     count = values.shape[1]
     firsts = np.arange(0, count, -(-count // _MOST_COLUMNS))
     values, waits = (np.maximum.reduceat(array, firsts, axis=1) for array in (values, values + waits))
@@ -189,16 +189,16 @@ def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
     if not table.count:
         return _section("Steps of all trainers", "The times of single steps are not known.")
     how = (
-        "A column is a step. Below: the trainer's own time; faint, above it: waits for other ranks. The second colour "
+        "A column is a step. Below: the trainer's work; faint, above it: waits for other ranks. The second colour "
         f"marks steps of {SLOW} times the median and more. Median step: {duration(table.step)}."
     )
     axis = f'<div class="axis"><span>step 0</span><span>{table.count - 1}</span></div>'
-    colours = _key([("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others")])
+    colours = _key([("usual", "work"), ("slow", "work in a slow step"), ("pale", "waiting for others")])
     return _section("Steps of all trainers", how, colours, _step_rows(summary, table, verdict), axis, _numbers(table))
 
 
 def _numbers(table: StepTable) -> str:
-    head = ["trainer", "median step", "own time", "waits: minibatch", "waits: trainers", "slow steps", "input nodes"]
+    head = ["trainer", "median step", "work", "waits: minibatch", "waits: trainers", "slow steps", "input nodes"]
     columns = [np.median(values, axis=1) for values in (table.seconds, table.clean, table.wait, table.meet)]
     slow = table.slow().sum(axis=1)
     inputs = np.median(table.column("inputs"), axis=1)

@@ -263,7 +263,7 @@ def _common_arguments(messages: Mapping[int, _Message]) -> Arguments:
 
 
 def _astray(messages: Sequence[_Message]) -> CollectiveError:
-    """Return the error for trainers in different calls, of which some may leave the job with a status."""
+    """Return the error for trainers in different calls; some may leave the job, with a status."""
     groups: dict[str, list[int]] = {}
     for trainer, message in enumerate(messages):
         leaves = message.name == Operation.SHUTDOWN.value
