@@ -128,6 +128,28 @@ def test_the_next_read_of_each_row_is_known_however_many_are_ahead() -> None:
 
 
 @remote
+def test_written_rows_are_never_stale(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    tensor = dist.DistTensor((NUM_NODES,), torch.int64, init_func=lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+    g.ndata["h"] = tensor
+    for options in ({"cache": "auto"}, {"cache": "auto", "lookahead": 0}, {"cache": None, "lookahead": 4}):
+        loader = loader_of(g, features=["h"], num_prefetch=0, **options)
+        for epoch in range(2):
+            for step, (inputs, _, blocks) in enumerate(loader):
+                known = int(tensor[[0]][0])
+                assert (blocks[0].srcdata["h"] == known).all(), (epoch, step)
+                if step in (1, 3):
+                    g.barrier()
+                    if g.rank() == 0:
+                        tensor[torch.arange(NUM_NODES)] = known + 1
+                        assert (tensor[inputs] == known + 1).all()
+                    g.barrier()
+            g.barrier()
+        loader.close()
+    del g.ndata["h"]
+
+
+@remote
 def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     tensor = dist.DistTensor((NUM_NODES,), torch.float32)

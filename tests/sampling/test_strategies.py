@@ -16,7 +16,8 @@ from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy
+from mpigraph.sampling.protocol import SamplingRequest, pack_request, unpack_requests
+from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
 from mpigraph.store.store import Store
 
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
@@ -113,3 +114,29 @@ def test_two_strategies_cannot_have_one_tag() -> None:
 
         class Second(First):
             pass
+
+
+@pytest.mark.parametrize("by_root", [False, True])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Uniform(-1, True),
+        First(4, 2),
+        Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2),
+    ],
+)
+def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
+    ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])
+    roots = np.arange(1, 6 if by_root else 1).astype(np.uint64)
+    chosen = np.arange(70) % 69 == 0
+    tensors = np.arange(2 * len(strategy.tables)).reshape(-1, 2)
+    request = SamplingRequest(1, 2, chosen, ids, strategy, True, np.uint64(6), roots, np.array([4, 8]), tensors)
+    words = np.concatenate(pack_request(request, ids[at], request.excluded, at))
+    (got,) = unpack_requests(words)
+    assert isinstance(got, SamplingRequest) and type(got.strategy) is type(strategy)
+    assert got.strategy.words() == strategy.words() and got.want_eids
+    for name in strategy.columns:
+        assert np.array_equal(getattr(got.strategy, name), getattr(strategy, name)[at])
+    assert (got.graph, got.dst, got.key) == (1, 2, 6) and np.array_equal(got.chosen, chosen)
+    assert np.array_equal(got.roots, roots[at] if by_root else roots) and got.excluded.tolist() == [4, 8]
+    assert np.array_equal(got.tensors, tensors)
