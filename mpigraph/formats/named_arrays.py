@@ -138,7 +138,8 @@ def _typed(arrays: Arrays) -> tuple[dict[str, int], dict[Relation, Ends], Owners
     names = [name for name in arrays if name.endswith(_COUNT)]
     counts = {name.removesuffix(_COUNT): _number(arrays, name) for name in names}
     edges = {}
-    for relation in dict.fromkeys(found for name in arrays if (found := _relation_in(name, sorted(counts)))):
+    named = (_relation_in(name, sorted(counts)) for name in arrays)
+    for relation in dict.fromkeys(filter(None, named)):
         src, dst = (arrays.pop("__".join([*relation, end])) for end in ("src", "dst"))
         edges[relation] = src, dst
     prefixes: dict[str, Owner] = {f"{ntype}__": ntype for ntype in counts}
