@@ -16,10 +16,10 @@ import statistics
 import time
 
 import common
-import job
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+import work
 
 import mpigraph as mg
 
@@ -39,7 +39,7 @@ def main():
     device = connect()
     config = args.dir / args.graph / "parts-2" / f"{args.graph}.json"
     g = mg.distributed.DistGraph(args.graph, part_config=str(config))
-    model = job.SAGE(mg, g.ndata["feat"].shape[1], args.hidden, len(args.fanouts.split(",")))
+    model = work.SAGE(mg, g.ndata["feat"].shape[1], args.hidden, len(args.fanouts.split(",")))
     model = torch.nn.parallel.DistributedDataParallel(model.to(device))
     ways = (BY_LOADER, BY_HAND, PINNED, NOT_AT_ALL)
     sides = {way: Turn(g, model, args, device, way) for way in ways if way != PINNED or device.type == "cuda"}
