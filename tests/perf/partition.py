@@ -73,10 +73,14 @@ def measure(command, env, edges_cut):
 
 def quality(config, edges_cut):
     """What a partition reached, by the names of :data:`REACHED`."""
-    found = {"cut": int(edges_cut(config)) / read(config)["num_edges"]}
+    content = read(config)
+    found = {"cut": int(edges_cut(config)) / content["num_edges"]}
     for what in ("nodes", "edges"):
-        (ranges,) = read(config)[f"{what[:-1]}_map"].values()
-        sizes = [end - begin for begin, end in ranges]
+        if ours := content.get(f"{what}_of_parts"):
+            sizes = [count for (count,) in ours]
+        else:
+            (ranges,) = content[f"{what[:-1]}_map"].values()
+            sizes = [end - begin for begin, end in ranges]
         found[what] = max(sizes) * len(sizes) / sum(sizes)
     return found
 
