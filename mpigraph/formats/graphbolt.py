@@ -20,7 +20,7 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.declared import Entry, ends_of, mask_name, relation_of
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, reading
+from mpigraph.formats.input_files import FolderFiles, Once, graph_of, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import read_numbers
@@ -81,8 +81,8 @@ class _Dataset:
         self._folder = folder
         self._files = files
         self._ranks = ranks
-        self.counts: dict[str, int] = {}
-        self.edges: dict[Relation, tuple[RowArray, RowArray]] = {}
+        self.counts = Once[str, int]()
+        self.edges = Once[Relation, tuple[RowArray, RowArray]]()
         self.feats: dict[str, dict[str, dict[str, Feature]]] = {"node": {}, "edge": {}}
         self.left_out: list[str] = []
 
@@ -94,7 +94,7 @@ class _Dataset:
             if type(count) is not int:
                 raise entry.error(f"num must be the number of {ntype!r} nodes (got {count!r})")
             self.counts[ntype] = count
-            self.feats["node"][ntype] = {}
+            self.feats["node"][ntype] = Once[str, Feature]()
         for entry in graph.mappings("edges"):
             relation = relation_of(entry.text("type", ":".join(DEFAULT_ETYPE)), ":", self.counts, entry.place)
             if entry.values.get("format") == "csv":
@@ -104,7 +104,7 @@ class _Dataset:
             else:
                 path, array = self._array(entry)
                 self.edges[relation] = ends_of(path, array)
-            self.feats["edge"][relation_key(relation)] = {}
+            self.feats["edge"][relation_key(relation)] = Once[str, Feature]()
 
     def add_feature(self, entry: Entry) -> None:
         domain = entry.text("domain")

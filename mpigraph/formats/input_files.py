@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import open_regular
 
+K = TypeVar("K")
+V = TypeVar("V")
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}
@@ -134,6 +136,15 @@ def reading(path: Path | str, within: Path | None = None) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         raise failure(path, error, within) from error
+
+
+class Once(dict[K, V]):
+    """A dict in which nothing is replaced: what an input gives twice is an error."""
+
+    def __setitem__(self, name: K, value: V) -> None:
+        if name in self:
+            raise GraphDataError(f"{name!r} is there twice")
+        super().__setitem__(name, value)
 
 
 class Errors:

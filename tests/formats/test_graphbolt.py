@@ -143,6 +143,8 @@ def change(path, value):
         (change("graph/edges/0/format", "parquet"), "format must be numpy"),
         (change("graph/nodes/0/num", 5), r"train_seeds\.npy, row 0: there is no node 5 among 5"),
         (change("graph/edges/0", {"format": "numpy", "path": "feat.npy"}), r"feat\.npy must hold two rows of integers"),
+        (lambda content: content["graph"]["edges"].append(content["graph"]["edges"][0]), "is there twice"),
+        (lambda content: content["feature_data"].append(content["feature_data"][0]), "'feat' is there twice"),
         (change("feature_data/0/format", "torch"), r"feat\.npy: a tensor of torch: .*weights_only=True"),
         (change("feature_data/0/domain", "graph"), "there is no graph type"),
         (change("feature_data/0/path", "w.npy"), "node feature 'feat' of '_N' must have 6 rows"),
