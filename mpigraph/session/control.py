@@ -33,19 +33,19 @@ from mpigraph.store.store import Store
 
 
 class Operation(Enum):
-    """The operation of a control call: servers join the trainers' call."""
+    """The operation of a control call, as errors call it: servers join the trainers' call."""
 
-    OPEN_GRAPH = "open_graph"
-    CREATE_TENSOR = "create_tensor"
-    CREATE_LOADER = "create_loader"
-    OPEN_CACHES = "open_caches"
-    PREPARE_WEIGHTS = "prepare_weights"
-    PREPARE_TIMES = "prepare_times"
-    FREE = "free"
+    OPEN_GRAPH = "DistGraph()"
+    CREATE_TENSOR = "DistTensor()"
+    CREATE_LOADER = "making a loader"
+    OPEN_CACHES = "making a loader's caches"
+    PREPARE_WEIGHTS = "preparing weights"
+    PREPARE_TIMES = "preparing times"
+    FREE = "freeing tensors"
     BARRIER = "barrier"
-    BEGIN_REPORT = "begin_report"
-    END_REPORT = "end_report"
-    SHUTDOWN = "shutdown"
+    BEGIN_REPORT = "report()"
+    END_REPORT = "the end of report()"
+    SHUTDOWN = "exit_client()"
 
 
 Arguments = dict[str, Any]
