@@ -48,8 +48,9 @@ def recipes(installed: Path, tmp_path: Path) -> Path:
 
 
 def in_folder(folder: Path, *command: object, **env: str) -> str:
-    """Run a command there, by pip without a network: packages other than the library are those of the tests."""
+    """Run a command there, by pip without a network: MPI and packages other than the library are those of the tests."""
     env = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PYTHONPATH": str(folder / "packages")} | env
+    env["LD_LIBRARY_PATH"] = str(Path(sys.prefix, "lib"))  # as a module of a cluster sets it
     done = run_job(command, clean_environment() | env, cwd=folder)
     assert done.status == 0, done.output
     return done.output
