@@ -145,7 +145,7 @@ class FullGraph:
         numbers = np.flatnonzero(owners == self._world.trainers.rank).tolist()
         for number in numbers + [-1] * (int(np.bincount(owners).max()) - len(numbers)):
             bounds = {t: ranges.bounds[number : number + 2] for t, ranges in nodes.ranges.items() if number >= 0}
-            block, read = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()})
+            block, read = nodes.block({t: np.arange(*ends) for t, ends in bounds.items()}, near=False)
             if number >= 0:
                 drawn[number, number + 1] = block, read
         nodes.plan({t: np.concatenate([nodes.own[t], *(read[t] for _, read in drawn.values())]) for t in g.ntypes})

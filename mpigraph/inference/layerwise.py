@@ -212,7 +212,7 @@ class Inference:
 
     def _computed(self, number: int, ntype: str, nodes: I64, tables: dict[str, torch.Tensor]) -> torch.Tensor | None:
         """Return the new rows of nodes of a type, on the CPU; None if the layer returns no rows of it."""
-        block, sources = self._nodes.block({ntype: nodes})
+        block, sources = self._nodes.block({ntype: nodes}, near=True)
         at = self._nodes.places(block, sources)
         h_src = {t: self._gathered(table, at[t]) for t, table in tables.items()}
         h_dst = {t: _own_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}

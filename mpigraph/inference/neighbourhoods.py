@@ -217,17 +217,18 @@ class Neighbourhoods:
                 self.halos[t] = Halo(world.trainers, self.ranges[t], own, read[t])
 
     @collective("trainers", WHEN_REMOTE)
-    def block(self, seeds: Mapping[str, I64]) -> tuple[Block, dict[str, I64]]:
+    def block(self, seeds: Mapping[str, I64], near: bool) -> tuple[Block, dict[str, I64]]:
         """Return the block of some nodes, with ``edata[EID]``; and the ids of its sources by type.
 
-        Sources are the nodes themselves, int64[n] by type, and then, by their ids, the others.
+        Sources are the nodes themselves, int64[n] by type, and then, by their ids, the others. ``near``: this machine
+        has all in-edges of the nodes; the call is then local.
         """
         g = self._g
         plan = replace(self._sampling, seeds={g.schema.ntype_id(t): ids for t, ids in seeds.items()})
         no_draws = HopKeys.of(np.uint64(0), 0)  # all edges: no number is drawn
         with ExitStack() as kept, g.session.sampling() as service:
             g.keep_tensors(plan, kept)
-            sampled = sample_hops(service, g.loaded, plan, RandomContext(0, 0), keys=no_draws)
+            sampled = sample_hops(service, g.loaded, plan, RandomContext(0, 0), keys=no_draws, near=near)
         (hop,) = sampled.hops
         for t, ids in enumerate(sampled.ids):
             first = hop.num_dst[t]

@@ -327,6 +327,7 @@ def sample_hops(
     *,
     expand_once: bool = False,
     keys: HopKeys | None = None,
+    near: bool = False,
 ) -> SampledHops:
     """Sample all hops of one minibatch.
 
@@ -336,7 +337,8 @@ def sample_hops(
         plan: the checked arguments.
         context: user seed and epoch.
         expand_once: a hop draws only for the nodes that the hop before it reached, else for all nodes so far.
-        keys: replace those by ``context`` and seeds in a single hop with local destinations; the call is then local.
+        keys: replace those by ``context`` and seeds in a single hop.
+        near: this node has the in-edges of all seeds of a single hop; the call is then local.
     """
     schema = graph.topology.hosts.schema
     trees = _Growing(service, graph, plan, context) if plan.disjoint else None
@@ -360,7 +362,7 @@ def sample_hops(
             repeats = Repeated.of(frontier)
         requests = hop_requests(plan, layer, graph, frontier, of_hop, trees or repeats)
         edges = {}
-        local = keys is not None or is_local(graph, plan.layers[layer])
+        local = near or is_local(graph, plan.layers[layer])
         for relation, neighbors in service.sample(requests, local).items():
             src, dst = schema.ends(relation)
             indices = tables[src].insert(neighbors.src) if trees is None else trees.insert(src, dst, neighbors)
