@@ -1,11 +1,17 @@
 """DGL's distributed namespace on MPI.
 
-A name is imported when it is first used, so that a server that is in ``initialize`` has not imported torch.
+What needs torch is imported when it is first used: a server that is in ``initialize`` has not imported it.
 """
 
 from typing import TYPE_CHECKING
 
 from mpigraph.namespaces import attach
+from mpigraph.session.context import (
+    exit_client as exit_client,
+    initialize as initialize,
+    is_initialized as is_initialized,
+    trainers as trainers,
+)
 
 if TYPE_CHECKING:
     from mpigraph.dataloading.graph_loaders import (
@@ -43,11 +49,5 @@ if TYPE_CHECKING:
         SparseSGD as SparseSGD,
     )
     from mpigraph.process_group.process_group import MPIProcessGroup as MPIProcessGroup
-    from mpigraph.session.context import (
-        exit_client as exit_client,
-        initialize as initialize,
-        is_initialized as is_initialized,
-        trainers as trainers,
-    )
 
 attach(__name__)

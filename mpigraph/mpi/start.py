@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from hashlib import blake2b
+from importlib import metadata
 from pathlib import Path
 
 import mpi4py
@@ -46,8 +47,11 @@ def machine(proc: Path = Path("/proc")) -> int:
 def software() -> str:
     """Return what decides the bits of a job: versions, and the size of this library's code."""
     size = sum(path.stat().st_size for path in Path(__file__).parents[1].rglob("*.py"))
-    loaded = [name for name in ("mpigraph", "torch", "numpy", "mpi4py") if name in sys.modules]
-    versions = ", ".join(f"{name} {sys.modules[name].__version__}" for name in loaded)
+    loaded = [name for name in ("mpigraph", "numpy", "mpi4py") if name in sys.modules]
+    names = [f"{name} {sys.modules[name].__version__}" for name in loaded]
+    with suppress(metadata.PackageNotFoundError):
+        names.append(f"torch {metadata.version('torch')}")  # which this process may not have imported yet
+    versions = ", ".join(names)
     return f"{versions}, Python {platform.python_version()}, {size} bytes of library code"
 
 
