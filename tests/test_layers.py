@@ -76,6 +76,7 @@ def wrong_third_parties(path: str, tree: ast.AST) -> Iterator[str]:
             yield f"imports {name[0]}, which belongs in {', '.join(allowed[:3])}"
         if (
             name[0] == "importlib"
+            and name[1:] != ("metadata",)
             and parts_of(path)[:1] not in ((), ("compat",), ("namespaces",))
             and inside != "cli/main.py"
         ):

@@ -145,7 +145,7 @@ def test_what_cannot_go_on_ends_the_job_with_a_line(
 
 HERE = "from pathlib import Path\nimport os, time\nPath(f'here-{os.environ[\"PMI_RANK\"]}').touch()\n"
 PHASES = {
-    "importing": HERE + "import mpigraph.distributed",
+    "importing": HERE + "import mpigraph.distributed, torch\ntime.sleep(600)",
     "starting MPI": "import mpigraph.distributed as dist\n"
     + HERE
     + "if os.environ['PMI_RANK'] == '1': time.sleep(600)\ndist.initialize()",
