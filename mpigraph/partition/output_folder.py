@@ -1,8 +1,9 @@
 """The folder that a partitioned graph is written to: graphs that lie there, files of a stopped run, .npy files.
 
 Another graph is overwritten only on request. A run keeps the assignment of nodes in a file beside the shards, and like
-them, ``<graph>.assignment``, which is removed when the graph is written. Its identity is a hash of everything that the
-assignment depends on, so a run for another graph or with other options ignores it.
+them, ``<graph>.assignment.h5``, a name that no user gives an assignment of his own, since it is removed when the graph
+is written. Its identity is a hash of everything that the assignment depends on, so a run for another graph or with
+other options ignores it, and keeps its own in its place.
 
 ``.npy`` files are written by all ranks together, each its own rows; they get their names when all of them are whole.
 """
@@ -32,7 +33,7 @@ from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader, ShardWriter
 
 _PART = re.compile(r"part([0-9]+)")
-_LEFT = re.compile(r"\.?(.+)\.assignment(\.tmp)?")
+_LEFT = re.compile(r"\.?(.+)\.assignment\.h5(\.tmp)?")
 
 
 def refusal(what: str) -> InvalidArgumentError:
@@ -145,7 +146,7 @@ class Leftovers(NamedTuple):
     @property
     def path(self) -> Path:
         """The file of the assignment."""
-        return self.folder / f"{self.graph_name}.assignment"
+        return self.folder / f"{self.graph_name}.assignment.h5"
 
     def read_assignment(self, word: str) -> I32 | None:
         """Return the assignment, int32[all nodes], if ``word`` is the hash of all that it depends on.

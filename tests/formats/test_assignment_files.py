@@ -124,6 +124,16 @@ def test_partition_takes_the_parts_and_their_number(tmp_path, capsys):
             begin += len(ids)
 
 
+def test_a_file_of_parts_beside_the_graph_stays(tmp_path):
+    np.savez(tmp_path / "g.npz", edge_src=np.arange(10), edge_dst=np.arange(10)[::-1])
+    given = tmp_path / "out" / "g.assignment"  # a run of its own keeps parts there in a file with nearly this name
+    given.parent.mkdir()
+    np.savetxt(given, np.arange(10) % 2, fmt="%d")
+    for _ in range(2):
+        words = ["--assignment", str(given), "-o", str(given.parent), "--overwrite"]
+        assert main(["partition", str(tmp_path / "g.npz"), *words]) == 0 and given.exists()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

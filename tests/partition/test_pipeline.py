@@ -201,7 +201,7 @@ def test_no_other_run_takes_what_metis_found(interrupted):
 )
 def test_a_damaged_result_of_metis_is_ignored(interrupted, caplog, damage):
     source, out = interrupted
-    (kept,) = out.glob("*.assignment")
+    (kept,) = out.glob("*.assignment.h5")
     damage(kept)
     with pytest.raises(pytest.fail.Exception, match="METIS ran again"):
         partition_source(source, "g", 3, out, seed=4)
