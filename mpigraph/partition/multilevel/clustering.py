@@ -23,8 +23,6 @@ from mpigraph.partition.spill import MatrixSpill, Scratch
 
 _ITERATIONS = 3
 _TURNS = 8
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_NO_SALT = np.uint64(0)
 _ISOLATED = 64  # nodes without edges that are packed together, at least
 _PACKED = 1 << 19  # nodes that a rank sends to be packed at a time, about
 
@@ -75,6 +73,7 @@ class _Clusters:
         self.loads[positions] = values
         self.members = np.ones(own, np.int32)
         self.sums = _sums_of(level.num_nodes)
+        self._turns = np.empty(own, np.int8)  # of own nodes, in this iteration
 
     @property
     def known(self) -> loops.Clusters:
@@ -91,7 +90,9 @@ class _Clusters:
         """Let the nodes of a turn choose a cluster."""
         level = self._level
         salt = combine(self._seed, 1, turn // _TURNS)
-        nodes = _turn_of(level.keys[: level.num_own], turn % _TURNS, salt)
+        if turn % _TURNS == 0:
+            loops.draw_turns(self.table.keys, salt, _TURNS, self._turns)
+        nodes = np.flatnonzero(self._turns == turn % _TURNS).astype(np.int32)
         labels = np.empty(len(nodes), np.int32)
         loops.best_labels(level.graph, self.known, self._caps, nodes, True, salt, labels)
         moving = labels != self.labels[nodes]
@@ -203,15 +204,6 @@ class _Clusters:
         first = np.empty(len(groups), np.int64)
         loops.pack_in_order(groups.astype(np.int64), weights, self._caps, first)
         return keys[first]
-
-
-def _turn_of(keys: Array, turn: int, salt: np.uint64) -> I32:
-    """Return int32[k], the nodes (int[n], their keys) whose turn it is: by a hash, modulo the number of turns."""
-    turns = []
-    for begin in range(0, max(len(keys), 1), _PACKED):  # since hashes take several times the memory of the keys
-        words = (keys[begin : begin + _PACKED].astype(np.uint64) ^ salt) + _GOLDEN  # as mix64 of kernels/rng.py begins
-        turns.append((begin + np.flatnonzero(hashes(words, _NO_SALT) % _TURNS == turn)).astype(np.int32))
-    return np.concatenate(turns)
 
 
 def _sums_of(count: int) -> loops.Sums:

@@ -115,6 +115,13 @@ def _best_label(graph: Graph, u: int, clusters: Clusters, start: int, caps: I64,
 
 
 @njit()
+def draw_turns(keys: Array, salt: np.uint64, count: int, out: Array) -> None:
+    """Draw a turn for each node, below ``count``, by a hash.  keys: int[n or more].  out: int8[n]."""
+    for u in range(len(out)):
+        out[u] = np.int8(mix64(np.uint64(keys[u]) ^ salt) % np.uint64(count))
+
+
+@njit()
 def best_labels(
     graph: Graph, clusters: Clusters, caps: I64, nodes: Array, stay: bool, salt: np.uint64, out: I32
 ) -> None:
