@@ -156,6 +156,7 @@ def start_mpi() -> None:
         from mpigraph.mpi.compat import library_version  # which imports mpi4py.MPI
 
         check_connected(1, library_version())  # MPI_Init would end this process with a message of MPICH's
+    config.tune_tcp()
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
     init = partial(MPI.Init_thread, getattr(MPI, f"THREAD_{level.upper()}"))
     with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():

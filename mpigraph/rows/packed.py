@@ -32,7 +32,7 @@ from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, Window
 
 # bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less
-# than 3 MB over TCP in copied fragments of 64 kB, which costs both sides half as much again
+# than 3 MB over TCP in copied fragments, which costs both sides half as much again
 CHUNK = 4 << 20
 _HEADER = 3  # words: window, rows, bytes of an id
 _OF_ONE = 3  # chunks in flight of one reply

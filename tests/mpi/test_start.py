@@ -10,6 +10,7 @@ import pytest
 from jobs import SOON, clean_environment, mpiexec, run_job, run_script, warm_python
 from mpi4py import MPI
 
+from mpigraph import config
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.start import check_connected, end_unstarted
 
@@ -28,6 +29,17 @@ LAUNCHES = {
     "pmi2": ({"SLURM_STEP_NUM_TASKS": "4", "PMI_SIZE": "4"}, "srun started 4 processes.*--mpi=list"),
 }
 ALONE = [{}, {"PMI_SIZE": "1"}, {"SLURM_NTASKS": "4"}, {"WORLD_SIZE": "4"}, {"SLURM_STEP_NUM_TASKS": "x"}]
+
+TCP_SETTINGS = [  # of the user, and whether UCX may use TCP and has no setting of its own
+    ({}, True),
+    ({"UCX_TLS": "tcp,self"}, True),
+    ({"UCX_TLS": "^ib"}, True),
+    ({"UCX_TLS": "^tcp"}, False),
+    ({"UCX_TLS": "rc,sm,self"}, False),
+    ({"UCX_NET_DEVICES": "mlx5_0:1,eth0"}, True),
+    ({"UCX_NET_DEVICES": "mlx5_0:1"}, False),
+    ({"UCX_TCP_RX_SEG_SIZE": "64k"}, False),
+]
 
 
 @pytest.fixture
@@ -51,6 +63,17 @@ def test_processes_that_mpi_does_not_connect_are_one_error(variables: pytest.Mon
     with pytest.raises(SystemExit):
         check_connected(1, "an MPI")
     check_connected(2, "an MPI")
+
+
+@pytest.mark.parametrize(("setting", "tuned"), TCP_SETTINGS, ids=str)
+def test_tcp_is_tuned_where_ucx_may_use_it(variables: pytest.MonkeyPatch, setting: dict[str, str], tuned: bool) -> None:
+    for name in ("UCX_TLS", "UCX_NET_DEVICES", "UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
+        variables.setenv(name, "")  # to be deleted again in the end
+        variables.delenv(name)
+    for name, value in setting.items():
+        variables.setenv(name, value)
+    config.tune_tcp()
+    assert ("UCX_TCP_TX_SEG_SIZE" in os.environ) == tuned
 
 
 @pytest.mark.parametrize("setting", ALONE, ids=str)
