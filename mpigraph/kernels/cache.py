@@ -74,18 +74,24 @@ class _Compile:
 
     def __call__(self, types: Any) -> Any:
         """Load or compile the kernel; return its entry."""
-        with _compiling, _alone_on_this_machine(self._name):
-            self._keep()
-            try:
-                return self._compile(types)
-            except OSError as error:  # the folder is full or was removed; the kernel is compiled
-                _warn_not_kept(str(folder()), error.strerror)
-            except NumbaError:  # not a kernel for these types
-                raise
-            except Exception:  # unpickling damaged files raises any
-                for path in folder().rglob(f"*.{self._kernel.py_func.__qualname__}-*"):
-                    path.unlink(missing_ok=True)
+        with _compiling:
+            # The first kernel has numba import the rest of itself, for half a second: not one rank after the other
+            self._kernel.targetctx.refresh()
+            with _alone_on_this_machine(self._name):
+                return self._load(types)
+
+    def _load(self, types: Any) -> Any:
+        self._keep()
+        try:
             return self._compile(types)
+        except OSError as error:  # the folder is full or was removed; the kernel is compiled
+            _warn_not_kept(str(folder()), error.strerror)
+        except NumbaError:  # not a kernel for these types
+            raise
+        except Exception:  # unpickling damaged files raises any
+            for path in folder().rglob(f"*.{self._kernel.py_func.__qualname__}-*"):
+                path.unlink(missing_ok=True)
+        return self._compile(types)
 
     def _keep(self) -> None:
         """Have numba look for the kernel in the folder, from the first call on."""
