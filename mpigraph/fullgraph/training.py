@@ -79,8 +79,8 @@ class FullGraph:
             of trainers, and not a large one: sources that pieces of a trainer share are gathered for each.
         edata: names of edge features that blocks have, ``block.edges[etype].data[name]``.
         recompute: compute a layer again in backward, piece by piece, rather than keep what its gradient needs; the rows
-            of its halo then travel a second time. Memory: the inputs of the layers, one table of own and halo rows, and
-            one piece. The bits are the same.
+            of its halo then travel a second time. Memory: the inputs of the layers, one table of own and halo rows, the
+            gradients of a layer's rows and of its sources, and one piece. The bits are the same.
         threads: torch's threads while a piece is computed; the script's own number counts outside.
 
     ``print(fg)`` shows own and halo rows of each trainer, bytes and memory. Errors, also of the methods, are raised on

@@ -15,6 +15,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE.parent / "support"))  # scripts find what the tests share, such as namespaces.py
 OURS = "mpigraph"
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else torch is compiled anew in each start, as pip may not have
 FANOUTS = ("10,25", "15,10,5")  # neighbours per layer, outermost hop first
 BUSY = 0.15  # cores that others may use on a machine that is called quiet
 
