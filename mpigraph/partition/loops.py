@@ -1,9 +1,6 @@
 """Compiled loops of partitioning: adjacency arrays, limits of parts, digests, edges of generated graphs.
 
-The caller allocates every output. A counting sort has two passes: :func:`.count_keys`, whose prefix sums are
-``indptr``, and one that places. Its ``fill`` array starts as a copy of ``indptr[:-1]`` and holds, while edges are
-placed, the next free position of each row. All sorts are stable: edges of equal key keep their order. So a graph may be
-read in chunks, twice, and never lie in memory as a list of edges.
+The caller allocates every output. All sorts are stable: edges of equal key keep their order.
 """
 
 from typing import Any
@@ -13,17 +10,6 @@ import numpy as np
 from mpigraph.arrays import I32, I64, U64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
-
-
-@njit()
-def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
-    """Place values into the rows given by their keys.
-
-    keys, values: int[m].  fill: int64[n], advanced here.  out_values: int[all edges], filled here.
-    """
-    for i in range(len(keys)):
-        out_values[fill[keys[i]]] = values[i]
-        fill[keys[i]] += 1
 
 
 @njit()

@@ -13,9 +13,8 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.csr import count_keys
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.relabel import Arrivals, EdgeTable
 from mpigraph.partition.row_arrays import RowArray, concatenated, release
-from mpigraph.partition.shuffle import ORIGINAL_IDS, Shuffle
+from mpigraph.partition.shuffle import ORIGINAL_IDS, Arrivals, EdgeTable, Shuffle
 from mpigraph.partition.source import Feature
 from mpigraph.storage import format as stored
 from mpigraph.storage.part_config import PartConfig
