@@ -18,10 +18,9 @@ from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
-from mpigraph.partition.assign import Forecast, check_memory
+from mpigraph.partition.assign import Forecast, check_memory, check_options
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.options import check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.shuffle import carried_sizes

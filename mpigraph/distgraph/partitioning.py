@@ -24,8 +24,8 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.transforms import to_homogeneous
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.messages import Comm
+from mpigraph.partition.assign import check_options
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource

@@ -79,16 +79,14 @@ def _pair_word(u: Any, v: Any) -> Any:
 
 
 @njit()
-def asymmetry_of_edges(src: Array, dst: Array) -> Any:
-    """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse, and seldom if not.
+def add_asymmetry(src: Array, dst: Array, total: U64) -> None:
+    """Add a hash of each edge; modulo 2**64 the sum of all is 0 if each edge has its reverse, and seldom if not.
 
-    src, dst: int64[m].  Both directions of an edge cancel; a missing one leaves a remainder except with probability
-    2**-64.
+    src, dst: int64[m].  total: uint64[1], increased here.  Both directions of an edge cancel; a missing one leaves a
+    remainder except with probability 2**-64.
     """
-    remainder = np.uint64(0)
     for i in range(len(src)):
-        remainder += _pair_word(src[i], dst[i])
-    return remainder
+        total[0] += _pair_word(src[i], dst[i])
 
 
 @njit()

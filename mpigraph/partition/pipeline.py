@@ -9,9 +9,8 @@ The stages, each bounded in memory::
 
 A run that is killed leaves the assignment (:class:`.Leftovers`) and whole parts for the next run, which goes through
 the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content. The content
-has a few rows of the features only, so the features of a finished graph may have changed: only parts of a killed run
-are kept. Each run removes those that it does not keep before it writes any, and those of a finished run before it
-leaves an assignment.
+has a few rows of the features only, and features of a finished graph may have changed: only parts beside an assignment,
+which a finished run removes, are kept. So a run removes all parts before it leaves an assignment.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
 ranks nor on their memory.
@@ -22,25 +21,28 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import ShardFormatError
+from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
-from mpigraph.partition import options, output_folder
-from mpigraph.partition.assign import METHODS
+from mpigraph.partition import output_folder
+from mpigraph.partition.assign import METHODS, check_options
 from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
-from mpigraph.partition.loops import asymmetry_of_edges
+from mpigraph.partition.loops import add_asymmetry, add_digest
 from mpigraph.partition.part_writer import PartWriter
-from mpigraph.partition.relabel import Arrivals, Numbering
+from mpigraph.partition.row_arrays import RowArray, release
+from mpigraph.partition.shuffle import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import PartFiles, bytes_of_part
@@ -49,6 +51,8 @@ from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 from mpigraph.storage.shard import ShardReader, verify
+
+_SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +122,8 @@ def partition_source(
         balance_edges: spread the edges (by destination) evenly too.
         objtype: METIS's objective, "cut" or "vol"; "multilevel" knows only "cut".
         seed: equal seeds give equal results.
-        assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
-            ``part_method`` must be "given" then.
+        assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere; with the
+            ``part_method`` "given".
         progress: gets reports.
         exchange: the ranks.
         scratch: for temporary files; beside the shards by default.
@@ -140,10 +144,7 @@ def partition_source(
     out = Path(out_path)
     with ExitStack() as stack:
         with exchange.together(f"partitioning {graph_name!r}"):
-            if assignment is None:
-                options.check_options(graph_name, num_parts, part_method, objtype, seed)
-            else:
-                options.check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+            check_options(graph_name, num_parts, part_method, objtype, seed, assignment)
             infos = narrowed(*feature_infos(source), feat_dtype)
             if exchange.rank == 0:
                 output_folder.check_writable(out)
@@ -155,11 +156,21 @@ def partition_source(
                     )
                 there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = options.Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
+        method = _Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         return _Run(
             narrowed_source(source, infos), graph_name, method, balance_classes or {}, assignment, out, exchange,
             scratch or Scratch(out), progress, bool(resume),
         ).make()  # fmt: skip
+
+
+class _Choice(NamedTuple):
+    """The chosen method to assign nodes; arguments of :func:`partition_source`."""
+
+    name: str
+    num_parts: int
+    seed: int
+    objtype: str
+    balance_edges: bool
 
 
 @dataclass(eq=False)
@@ -168,7 +179,7 @@ class _Run:
 
     source: GraphSource
     graph_name: str
-    method: options.Choice
+    method: _Choice
     classes: Mapping[str, Array]
     assignment: Array | None
     out: Path
@@ -178,8 +189,7 @@ class _Run:
     resume: bool
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: output_folder.Leftovers = field(init=False)
-    finished: bool = field(init=False, default=False)  # the run before has ended
-    took_assignment: bool = field(init=False, default=False)
+    took: bool = field(init=False, default=False)  # the assignment is that of a killed run
     both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
 
     def __post_init__(self) -> None:
@@ -187,84 +197,93 @@ class _Run:
         self.left = output_folder.Leftovers(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
-        self.check_same()
-        num_parts = self.method.num_parts
-        looking = "looking for an earlier run"
-        (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
+        exchange, num_parts = self.exchange, self.method.num_parts
+        features = self.check_same()
         topology = self.check_edges()
         parts, balance = self.assign(topology)
-        digest = options.Digest(self.exchange)
-        digest.add(0, int(self.bounds[self.exchange.rank]), parts)
-        identity = options.word_of(topology, self.graph_name, num_parts, digest.total())
-        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
+        first, sums = int(self.bounds[exchange.rank]), np.zeros(2, np.uint64)
+        add_digest(np.array([combine(0)]), np.array([0, first + len(parts)]), first, parts, parts, sums)
+        identity = _word_of(topology, self.graph_name, num_parts, exchange.total(sums.view(np.int64)).tolist())
+        numbering = Numbering(exchange, self.bounds, self.source.node_bases, parts, num_parts)
         del parts
-        content = options.word_of(identity, options.word_of_tables(self.source, self.exchange))
+        content = _word_of(identity, features)
         done = self.complete_parts(content)
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
-        elif self.resume and (self.took_assignment or self.assignment is not None):
+        elif self.resume and self.took:
             self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
         arrivals = self.write_parts(content, numbering, done)
         result = self.write_config(identity, content, numbering, arrivals, balance)
-        if self.exchange.rank == 0:
+        if exchange.rank == 0:
             self.left.remove()
         return result
 
-    def check_same(self) -> None:
-        """Check that all ranks have the same arguments and graph; compare a few rows of each array."""
+    def check_same(self) -> str:
+        """Check that all ranks have the same arguments and graph, by a few rows of each array.
+
+        Return a hash of features and original ids: dtypes, shapes, and a few rows, the same in every form of input.
+        """
         source = self.source
-        values: dict[str, object] = {
-            "graph_name": self.graph_name,
-            "the method": self.method,
-            "whether to resume": self.resume,
-            "types": options.word_of(source.schema.ntypes, source.schema.relations),
-            "numbers of nodes and edges": options.word_of(source.num_nodes, source.edge_counts),
-            "features": options.word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None),
-        }
-        if self.exchange.size > 1:
-            with self.exchange.together("comparing the graphs of all ranks"):
-                given = [np.asarray(self.classes[ntype]) for ntype in sorted(self.classes)]
-                given += [] if self.assignment is None else [self.assignment]
-                values["assignment and balance classes"] = options.word_of([*map(options.sampled, given)])
-                values["edges"] = options.word_of([*map(options.sampled, chain(*source.edges))])
-                values |= {f"rows of {name}": options.word_of(options.sampled(rows)) for name, rows in source.tables()}
-            self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
+        with self.exchange.together("comparing the graphs of all ranks"):
+            infos = feature_infos(source), source.node_ids is None, source.edge_ids is None
+            rows = [_sampled(rows) for _, rows in source.tables()]
+            several = self.exchange.size > 1
+            given = [np.asarray(self.classes[ntype]) for ntype in sorted(self.classes)]
+            given += [] if self.assignment is None else [self.assignment]
+            values = {
+                "graph_name": self.graph_name,
+                "the method": self.method,
+                "whether to resume": self.resume,
+                "types": _word_of(source.schema.ntypes, source.schema.relations),
+                "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
+                "features": _word_of(infos),
+                "rows of features": _word_of(rows),
+                "assignment and balance classes": _word_of([*map(_sampled, given)]),
+                "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if several]),
+            }
+        self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
+        return _word_of(infos, rows)
 
     def check_edges(self) -> str:
         """Check the ends of all edges; return a hash of the types and the edges."""
         source = self.source
         exchange = self.exchange
-        digest = options.Digest(exchange)
         total = sum(source.edge_counts)
         done = 0
-        skew = 0
+        sums = np.zeros(3, np.uint64)
         with exchange.together("checking the edges"):
             kinds = np.arange(1, len(source.edges) + 1, dtype=np.uint64)
             for chunk in edge_chunks(source, None, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
                 source.check_edges(chunk)
-                digest.add_pairs(kinds, source.first_edges, chunk.first, chunk.src, chunk.dst)
-                skew = (skew + int(asymmetry_of_edges(*ends_among_nodes(source, chunk)))) % 2**64
+                add_digest(kinds, source.first_edges, chunk.first, chunk.src, chunk.dst, sums)
+                add_asymmetry(*ends_among_nodes(source, chunk), sums[2:])
                 done = min(done + len(chunk.src) * exchange.size, total)
             source.check_values(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
-        self.both_ways = sum(exchange.gather_json(skew)) % 2**64 == 0
+        *digest, asymmetry = exchange.total(sums.view(np.int64)).tolist()
+        self.both_ways = asymmetry == 0
         schema = source.schema
-        return options.word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
+        return _word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest)
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
         """Return int32[own nodes], the part of each, and the balance; rank 0 keeps the parts of all in a file."""
         exchange = self.exchange
         method = self.method
-        word = self.word_of_assignment(topology)
-        kept = None
+        word, kept = "", None
         with exchange.together("reading a kept assignment"):
-            if exchange.rank == 0 and self.assignment is None:
+            if exchange.rank == 0:
+                given = [
+                    *sorted(self.classes.items()),
+                    ("", np.empty(0) if self.assignment is None else self.assignment),
+                ]
+                hashes = [(name, blake2b(np.ascontiguousarray(values)).hexdigest()) for name, values in given]
+                word = _word_of(topology, self.method, hashes)
                 kept = self.left.read_assignment(word)
                 if kept is None and self.resume:
                     self.tell("nothing to resume in %s: no assignment is of this graph and these options", self.out)
-        self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
+        self.took = exchange.sum_of(int(kept is not None)) > 0
         stage = f"assign nodes ({method.name})"
         steps = max(sum(self.source.edge_counts), 1) if METHODS[method.name].reports else 1
 
@@ -277,38 +296,24 @@ class _Run:
             self.source, method.num_parts, criteria.weights, self.bounds, method.seed, method.objtype, self.assignment,
             self.both_ways, exchange, self.scratch, report,
         )  # fmt: skip
-        if self.took_assignment:
+        if self.took:
             parts = task.on_first(lambda: np.asarray(kept))
         else:
             parts = METHODS[method.name].assign(task)
-            if self.assignment is None:
-                self.keep(word, parts)
+            whole = exchange.gather_to_first(parts[:, None])[:, 0]
+            self.remove_all_but(np.zeros(method.num_parts, np.bool_))  # else the assignment would say that they are new
+            with exchange.together("keeping the assignment"):
+                if exchange.rank == 0:
+                    self.left.write_assignment(word, whole)
+            del whole
         loads = exchange.total(loads_of(criteria.weights, parts, method.num_parts))
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria.names, loads)
 
-    def keep(self, word: str, parts: I32) -> None:
-        """Have rank 0 keep the parts of all nodes in a file; this rank has int32[own nodes]."""
-        whole = self.exchange.gather_to_first(parts[:, None])[:, 0]
-        if self.finished:  # else the assignment would say that the old parts are of a killed run
-            self.remove_all_but(np.zeros(self.method.num_parts, np.bool_))
-        with self.exchange.together("keeping the assignment"):
-            if self.exchange.rank == 0:
-                self.left.write_assignment(word, whole)
-
-    def word_of_assignment(self, topology: str) -> str:
-        digest = options.Digest(self.exchange)
-        with self.exchange.together("reading balance classes"):
-            for number, (_, classes) in enumerate(sorted(self.classes.items())):
-                flat = np.asarray(classes).reshape(-1)
-                begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
-                digest.add(number, int(begin), flat[begin:end].astype(np.int64))
-        return options.word_of(topology, self.method, sorted(self.classes), digest.total())
-
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
         num_parts = self.method.num_parts
-        if not self.resume or self.finished:
+        if not self.resume or not self.took:
             return np.zeros(num_parts, np.bool_)
 
         def is_complete(part: int) -> bool:
@@ -385,3 +390,17 @@ def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_pa
         shared=source.shared, shared_features=tuple(source.shared_features),
     )  # fmt: skip
     return bytes_of_part(whole, 0) + 4 * sum(source.num_nodes) + 8 * (num_parts - 1) * len(source.own)
+
+
+def _sampled(array: RowArray) -> bytes:
+    """Return a few rows of an array, from the first to the last at equal distances."""
+    count = min(len(array), _SAMPLES)
+    rows = np.arange(count) * (len(array) - 1) // max(count - 1, 1)
+    sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows.tolist())
+    release(array)
+    return sample
+
+
+def _word_of(*known: object) -> str:
+    """Return 32 hexadecimal digits, a hash of plain values."""
+    return blake2b(repr(known).encode(errors="surrogatepass"), digest_size=16).hexdigest()
