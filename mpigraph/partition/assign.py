@@ -1,4 +1,4 @@
-"""The methods that assign nodes to parts, their options, and a forecast of the memory that they, and later stages, take.
+"""The methods that assign nodes to parts, their options, and a forecast of memory: theirs, and that of later stages.
 
 A new method is a module with a :class:`.Method`, and a line in ``METHODS``. The forecast's numbers are bytes, measured
 (tests/perf/README.md, "Partitioning on several ranks"): for each node and edge of a rank, for each *ghost* (a node of

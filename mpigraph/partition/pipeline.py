@@ -50,7 +50,7 @@ from mpigraph.storage.files import NewFile, check_space, storage_errors
 from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
-from mpigraph.storage.shard import ShardReader, verify
+from mpigraph.storage.shard import verify
 
 _SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
@@ -219,6 +219,11 @@ class _Run:
             self.left.remove()
         return result
 
+    def given(self) -> list[tuple[str, Array]]:
+        """Return the balance classes of node types, and the assignment if there is one."""
+        classes = [(ntype, np.asarray(self.classes[ntype])) for ntype in sorted(self.classes)]
+        return classes if self.assignment is None else [*classes, ("", self.assignment)]
+
     def check_same(self) -> str:
         """Check that all ranks have the same arguments and graph, by a few rows of each array.
 
@@ -229,8 +234,6 @@ class _Run:
             infos = feature_infos(source), source.node_ids is None, source.edge_ids is None
             rows = [_sampled(rows) for _, rows in source.tables()]
             several = self.exchange.size > 1
-            given = [np.asarray(self.classes[ntype]) for ntype in sorted(self.classes)]
-            given += [] if self.assignment is None else [self.assignment]
             values = {
                 "graph_name": self.graph_name,
                 "the method": self.method,
@@ -239,7 +242,7 @@ class _Run:
                 "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
                 "features": _word_of(infos),
                 "rows of features": _word_of(rows),
-                "assignment and balance classes": _word_of([*map(_sampled, given)]),
+                "assignment and balance classes": _word_of([_sampled(values) for _, values in self.given()]),
                 "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if several]),
             }
         self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
@@ -274,11 +277,7 @@ class _Run:
         word, kept = "", None
         with exchange.together("reading a kept assignment"):
             if exchange.rank == 0:
-                given = [
-                    *sorted(self.classes.items()),
-                    ("", np.empty(0) if self.assignment is None else self.assignment),
-                ]
-                hashes = [(name, blake2b(np.ascontiguousarray(values)).hexdigest()) for name, values in given]
+                hashes = [(name, blake2b(np.ascontiguousarray(values)).hexdigest()) for name, values in self.given()]
                 word = _word_of(topology, self.method, hashes)
                 kept = self.left.read_assignment(word)
                 if kept is None and self.resume:
@@ -320,9 +319,6 @@ class _Run:
             self.progress("verify parts", part, num_parts)
             paths = [self.out / name for name in PartConfig.files_of(part).values()]
             try:
-                with ShardReader(paths[0], self.graph_name, part) as shard:
-                    if shard.identity != content:  # of another run
-                        return False
                 for path in paths:
                     verify(path, self.graph_name, part, content)
             except ShardFormatError as error:
