@@ -12,6 +12,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
+from mpigraph.partition.loops import tally
 from mpigraph.partition.shuffle import Carried
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes
 from mpigraph.partition.spill import Scratch
@@ -75,12 +76,18 @@ def balance_criteria(
     return Criteria(names, weights)
 
 
-def loads_of(weights: Array, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], the weight in each part; ``weights`` are int[n, criteria]."""
-    loads = np.zeros((num_parts, weights.shape[1]), np.int64)
-    for column, of_nodes in enumerate(weights.T):
-        loads[:, column] = np.bincount(parts, weights=of_nodes, minlength=num_parts)
-    return loads
+ALL_NODES = np.empty(0, np.int64)
+ONE_BIN = np.empty(0, np.int16)
+
+
+def loads_of(weights: Array, parts: I32, num_parts: int, nodes: I64 = ALL_NODES) -> I64:
+    """Return int64[parts, criteria], the weight in each part; of the ``nodes``, int64[k], whose parts are int32[k].
+
+    ``weights`` are int[n, criteria]; all nodes by default.
+    """
+    loads = np.zeros((num_parts, 1, weights.shape[1]), np.int64)
+    tally(nodes, parts, ONE_BIN, weights, loads)
+    return loads[:, 0]
 
 
 def limits(totals: I64, num_parts: int, aim: float = TOLERANCE) -> I64:

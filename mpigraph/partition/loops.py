@@ -102,6 +102,20 @@ def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> b
 
 
 @njit()
+def tally(nodes: Array, groups: Array, bins: Array, weights: Array, out: Array) -> None:
+    """Sum weights of nodes by group and bin.
+
+    nodes: int64[p], or empty: the first p.  groups: int32[p].  bins: int16[p], or empty: all 0.
+    weights: int32[n, criteria].  out: int64[groups, bins, criteria], increased here.
+    """
+    for i in range(len(groups)):
+        u = nodes[i] if len(nodes) > 0 else i
+        k = bins[i] if len(bins) > 0 else 0
+        for c in range(weights.shape[1]):
+            out[groups[i], k, c] += weights[u, c]
+
+
+@njit()
 def add_digest(keys: U64, begins: I64, first: int, a: Array, b: Array, total: Array) -> None:
     """Add the hashes of rows (number, a, b) to a digest.
 

@@ -20,8 +20,8 @@ from mpigraph.memory import give_back
 from mpigraph.partition.assigning import ROUND_BYTES, Method, Task, Workload, limits, loads_of
 from mpigraph.partition.metis import call_metis
 from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, finest_level, hashes
-from mpigraph.partition.multilevel.loops import Rows
+from mpigraph.partition.multilevel.dist_csr import Level, finest_level
+from mpigraph.partition.multilevel.loops import Rows, hashes
 from mpigraph.partition.multilevel.refinement import Effort, refine, violation
 
 _AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is

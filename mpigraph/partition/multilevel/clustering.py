@@ -8,7 +8,7 @@ LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architecture
 together. Clusters become the nodes of a coarser level; parts of the coarser level become those of the finer one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,8 @@ from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel import loops
-from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable, hashes
+from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
+from mpigraph.partition.multilevel.loops import Rows, hashes
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
 _ITERATIONS = 3
@@ -96,11 +97,7 @@ class _Clusters:
         labels = np.empty(len(nodes), np.int32)
         loops.best_labels(level.graph, self.known, self._caps, nodes, True, salt, labels)
         moving = labels != self.labels[nodes]
-        nodes, labels = nodes[moving], labels[moving]
-        targets = self.table.keys[labels]
-        owners = self.mirror.owners(targets)
-        accepted = self._ask(owners, targets, nodes, combine(self._seed, 2, turn), self._let_in) == 1
-        self._move(nodes[accepted], labels[accepted])
+        self._join(nodes[moving], labels[moving], combine(self._seed, 2, turn))
 
     def _ask(self, ranks: I64, groups: Array, nodes: I32, salt: np.uint64, judge: Callable[..., Array]) -> Array:
         """Send own nodes to the ranks that judge their groups (int[p] each); return the answers, int[p].
@@ -118,17 +115,24 @@ class _Clusters:
 
     def _let_in(self, groups: Array, keys: Array, weights: Array) -> I64:
         """Return 1 where a node may join its cluster, int64[p]."""
-        clusters = self.mirror.positions(groups)
+        clusters = self.table.positions(groups)
         admitted = np.empty(len(groups), np.int64)
         loops.accept_in_order(clusters, weights, self._caps, self.loads, self.members, admitted)
         self._changed = np.zeros(self._level.num_own, np.bool_)
         self._changed[clusters[admitted == 1]] = True
         return admitted
 
-    def _move(self, nodes: I32, labels: I32) -> None:
-        """Move own nodes to clusters that have admitted them, and tell the ranks that follow them."""
+    def _join(self, nodes: I32, labels: I32, salt: np.uint64) -> None:
+        """Move own nodes to clusters (int32[p] each) as far as these admit them; tell the ranks that follow them."""
         level = self._level
-        self._changed[self._count_members(-1, self.table.keys[self.labels[nodes]], nodes)] = True
+        targets = self.table.keys[labels]
+        accepted = self._ask(self.mirror.owners(targets), targets, nodes, salt, self._let_in) == 1
+        nodes, labels = nodes[accepted], labels[accepted]
+        left = self.table.keys[self.labels[nodes]]
+        came = Route(level.exchange, self.mirror.owners(left)).there(np.column_stack([left, level.weights[nodes]]))
+        clusters = self.table.positions(came[:, 0])
+        loops.take_away(clusters, came[:, 1:].astype(np.int32), self.loads, self.members)
+        self._changed[clusters] = True
         self.labels[nodes] = labels
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
@@ -141,18 +145,6 @@ class _Clusters:
         self._meet(known)
         positions, values = self.mirror.update(self._changed, self.loads[: level.num_own])
         self.loads[positions] = values
-
-    def _count_members(self, sign: int, keys: Array, nodes: I32 | I64) -> I64:
-        """Add own nodes to the clusters with these keys (``sign`` is 1), or take them away (-1).
-
-        The owner of each cluster counts. Return the positions of the clusters of this rank that changed.
-        """
-        level = self._level
-        route = Route(level.exchange, self.mirror.owners(keys))
-        came = route.there(np.column_stack([keys, level.weights[nodes]]))
-        clusters = self.mirror.positions(came[:, 0])
-        loops.add_rows(clusters, sign, came[:, 1:].astype(np.int32), self.loads, self.members)
-        return clusters
 
     def _meet(self, known: int) -> None:
         """Follow the clusters that this rank has met beyond the first ``known``."""
@@ -182,22 +174,17 @@ class _Clusters:
         groups = keys[np.maximum(favourites, 0)]
         groups[isolated] = -1 - (hashes(keys[alone[isolated]], salt) % np.uint64(buckets)).astype(groups.dtype)
         del favourites, isolated
-        leaders = np.empty_like(groups)
         rounds = -(-level.exchange.sum_of(len(alone)) // (_PACKED * level.exchange.size))
         for turn in range(rounds):
             chosen = np.flatnonzero(groups % rounds == turn)
-            group = groups[chosen]
+            group, nodes = groups[chosen], alone[chosen]
             ranks = np.where(group >= 0, self.mirror.owners(np.maximum(group, 0)), (-1 - group) % level.exchange.size)
-            leaders[chosen] = self._ask(ranks, group, alone[chosen], salt, self._pack)
-        moving = leaders != keys[alone]
-        joined = leaders[moving]
-        moved = alone[moving]
-        self._changed = np.zeros(level.num_own, np.bool_)
-        self._changed[self._count_members(1, joined, moved)] = True
-        known = len(self.table.keys)
-        labels = self.table.positions(joined)
-        self._meet(known)
-        self._move(moved, labels)
+            leaders = self._ask(ranks, group, nodes, salt, self._pack)
+            moving = leaders != keys[nodes]
+            known = len(self.table.keys)
+            labels = self.table.positions(leaders[moving])
+            self._meet(known)
+            self._join(nodes[moving], labels, salt)  # a pack fits: its first node is all that is in its cluster
 
     def _pack(self, groups: Array, keys: Array, weights: Array) -> Array:
         """Return the key of the first node of each node's pack, int[p]."""
@@ -247,100 +234,75 @@ def contract(level: Level, clusters: _Clusters, scratch: Scratch) -> tuple[Level
     Weights of edges between two clusters are added up, and those of nodes in each criterion. A cluster stays with the
     owner of the node that it began with.
     """
-    own = level.num_own
     exchange = level.exchange
     leaders = np.flatnonzero(clusters.members > 0)
     weights = clusters.loads[leaders]
     clusters.loads = np.empty((0, weights.shape[1]), np.int32)  # no longer needed, nor is this:
     clusters.members = np.empty(0, np.int32)
     descent = Descent(clusters.labels, leaders, clusters.mirror, len(clusters.table.keys))
-    table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]), exchange.size)
-    merging = _Merging(level, clusters, scratch)
+    table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]))
     if exchange.size == 1:
-        number = np.full(own, -1, np.int32)
-        number[leaders] = np.arange(len(leaders))
-        rows = merging.rows(0, merging.num_rows)
+        ((_, rows),) = _merged(level, clusters, len(level.rows.indices), scratch)
+        known = clusters.table.keys
         for begin in range(0, len(rows.indices), _ENTRIES_PER_ROUND):
             chunk = slice(begin, begin + _ENTRIES_PER_ROUND)
-            rows.indices[chunk] = number[rows.indices[chunk]]
+            rows.indices[chunk] = table.positions(known[rows.indices[chunk]])
     else:
-        rows = _assembled(merging, table, len(leaders), scratch)
+        rows = _assembled(level, clusters, table, len(leaders), scratch)
     return Level.of_rows(exchange, level.ghosts.bounds, table, rows, weights), descent
 
 
-class _Merging:
-    """Rows of clusters, merged from the own nodes' rows, piece by piece."""
+def _merged(level: Level, clusters: _Clusters, most: int, scratch: Scratch) -> Iterator[tuple[I64, Rows]]:
+    """Yield clusters that own nodes are in, and their merged rows, whose indices are clusters, too; piece by piece.
 
-    def __init__(self, level: Level, clusters: _Clusters, scratch: Scratch) -> None:
-        labels = clusters.labels[: level.num_own]
-        self._order = np.argsort(labels, kind="stable").astype(np.int32)
-        ordered = labels[self._order]
-        begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: level.num_own])
-        self._labels = ordered[begins].astype(np.int64)
-        del ordered
-        self._bounds = np.append(begins, level.num_own)
-        self.level = level
-        self._clusters = clusters
-        self._scratch = scratch
-        degrees = np.diff(level.rows.indptr).astype(np.int32)[self._order]
-        sizes = np.add.reduceat(degrees, begins, dtype=np.int64) if len(begins) else begins
-        self._sizes = np.append(0, np.cumsum(sizes))  # before merging
-
-    @property
-    def num_rows(self) -> int:
-        """Number of clusters of own nodes."""
-        return len(self._labels)
-
-    def end_of(self, first: int, entries: int) -> int:
-        """Return the end of the rows from ``first`` on that have at most ``entries`` before merging; at least one."""
-        last = int(np.searchsorted(self._sizes, self._sizes[first] + entries, side="right")) - 1
-        return min(max(last, first + 1), self.num_rows)
-
-    def rows(self, first: int, last: int) -> loops.Rows:
-        """Return a range of rows, whose indices are labels."""
-        merged = _empty_rows(last - first, int(self._sizes[last] - self._sizes[first]), self._scratch)
-        bounds = self._bounds[first : last + 1]
-        labels = self._clusters.labels
-        own = self._labels[first:last]
-        end = loops.merge_rows(self._order, bounds, self.level.rows, labels, own, self._clusters.sums, merged, 0)
-        return _cut_off(merged, end)
-
-    def edges(self, first: int, last: int) -> Array:
-        """Return int[m, 3] of a range of rows: the keys of both clusters, and the weight."""
-        known = self._clusters.table.keys
-        rows = self.rows(first, last)
-        edges = np.empty((len(rows.indices), 3), known.dtype)
-        edges[:, 0] = np.repeat(known[self._labels[first:last]], np.diff(rows.indptr))
-        edges[:, 1] = known[rows.indices]
-        edges[:, 2] = rows.weights
-        return edges
-
-
-def _empty_rows(count: int, most: int, scratch: Scratch) -> loops.Rows:
-    """Return rows to be filled; pages of unused entries are never touched."""
-    return loops.Rows(np.zeros(count + 1, np.int64), scratch.empty(most, np.int32), scratch.empty(most, np.int32))
-
-
-def _cut_off(rows: loops.Rows, end: int) -> loops.Rows:
-    return loops.Rows(rows.indptr, rows.indices[:end], rows.weights[:end])
-
-
-def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> loops.Rows:
-    """Send merged rows to the owners of their clusters, in rounds, and join rows from several ranks."""
-    level = merging.level
-    arrived = MatrixSpill(scratch, num_rows, 3, np.int32)
+    A piece has at most ``most`` entries before merging, or one row.
+    """
+    labels = clusters.labels[: level.num_own]
+    order = np.argsort(labels, kind="stable").astype(np.int32)
+    ordered = labels[order]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: level.num_own])
+    groups = ordered[begins].astype(np.int64)
+    del ordered
+    bounds = np.append(begins, level.num_own)
+    degrees = np.diff(level.rows.indptr).astype(np.int32)[order]
+    sizes = np.append(0, np.cumsum(np.add.reduceat(degrees, begins, dtype=np.int64))) if len(begins) else bounds
+    del begins, degrees
     row = 0
-    while level.exchange.sum_of(merging.num_rows - row) > 0:
-        end = merging.end_of(row, _ENTRIES_PER_ROUND) if row < merging.num_rows else row
-        edges = merging.edges(row, end)
-        row = end
-        came = Route(level.exchange, level.ghosts.owners(edges[:, 0])).there(edges)
+    while row < len(groups):
+        first, row = row, max(row + 1, int(np.searchsorted(sizes, sizes[row] + most, side="right")) - 1)
+        merged = _empty_rows(row - first, int(sizes[row] - sizes[first]), scratch)
+        of = groups[first:row]
+        end = loops.merge_rows(
+            order, bounds[first : row + 1], level.rows, clusters.labels, of, clusters.sums, merged, 0
+        )
+        yield of, _cut_off(merged, end)
+
+
+def _empty_rows(count: int, most: int, scratch: Scratch) -> Rows:
+    """Return rows to be filled; pages of unused entries are never touched."""
+    return Rows(np.zeros(count + 1, np.int64), scratch.empty(most, np.int32), scratch.empty(most, np.int32))
+
+
+def _cut_off(rows: Rows, end: int) -> Rows:
+    return Rows(rows.indptr, rows.indices[:end], rows.weights[:end])
+
+
+def _assembled(level: Level, clusters: _Clusters, table: NodeTable, num_rows: int, scratch: Scratch) -> Rows:
+    """Send merged rows to the owners of their clusters, in rounds, and join rows from several ranks."""
+    arrived = MatrixSpill(scratch, num_rows, 3, np.int32)
+    known = clusters.table.keys
+    pieces = _merged(level, clusters, _ENTRIES_PER_ROUND, scratch)
+    nothing = np.empty(0, np.int64), Rows(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
+    while level.exchange.sum_of(int((piece := next(pieces, None)) is not None)) > 0:
+        of, (indptr, indices, weights) = piece or nothing
+        rows = np.repeat(known[of], np.diff(indptr))
+        edges = np.column_stack([rows, known[indices], weights])
+        came = Route(level.exchange, level.ghosts.owners(rows)).there(edges)
         local = np.empty(came.shape, np.int32)
         local[:, 0] = table.positions(np.ascontiguousarray(came[:, 0]))
         local[:, 1] = table.positions(np.ascontiguousarray(came[:, 1]))
         local[:, 2] = came[:, 2]
         arrived.add(local)
-    del merging
     joined = _empty_rows(num_rows, arrived.num_entries, scratch)
     identity = np.arange(len(table.keys), dtype=np.int32)
     sums = _sums_of(len(identity))
@@ -349,5 +311,5 @@ def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scra
         every = np.arange(end - begin)
         out = joined._replace(indptr=joined.indptr[begin : end + 1])
         bounds = np.arange(len(every) + 1)
-        at = loops.merge_rows(every, bounds, loops.Rows(starts, *of_edges), identity, every + begin, sums, out, at)
+        at = loops.merge_rows(every, bounds, Rows(starts, *of_edges), identity, every + begin, sums, out, at)
     return _cut_off(joined, at)

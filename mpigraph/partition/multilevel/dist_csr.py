@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, U64, Array, Mask
+from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Route, owners_of
@@ -20,41 +20,61 @@ from mpigraph.storage.format import index_dtype
 
 _CHUNK = 1 << 20
 
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
 
+class NodeTable:
+    """Positions of nodes by key: the own ones (int[n], ascending) first, then others as they are met.
 
-def hashes(keys: Array, salt: np.uint64) -> U64:
-    """Return uint64[n], a hash of each key (int[n]), one to one for a salt: the mixer of ``kernels/rng.py``."""
-    x = keys.astype(np.uint64) ^ salt
-    x = (x ^ (x >> np.uint64(30))) * _M1
-    x = (x ^ (x >> np.uint64(27))) * _M2
-    result: U64 = x ^ (x >> np.uint64(31))
-    return result
+    It has a position for each key, below ``num_keys``: fewer bytes than a hash table, since most ranks meet a good part
+    of all nodes.
+    """
+
+    def __init__(self, own_keys: Array, num_keys: int) -> None:
+        self._count = len(own_keys)
+        self._listed = np.empty(num_keys, index_dtype(num_keys))  # pages beyond the last position are never touched
+        self._listed[: self._count] = own_keys
+        self._position: I32 = np.full(num_keys, -1, np.int32)
+        self._position[own_keys] = np.arange(self._count, dtype=np.int32)
+
+    @property
+    def keys(self) -> Array:
+        """int[k], the keys by position."""
+        return self._listed[: self._count]
+
+    def positions(self, keys: Array) -> I32:
+        """Return int32[n], the positions of keys, adding those that are new."""
+        positions = self._position.take(keys)
+        new = np.flatnonzero(positions < 0)
+        if len(new):
+            met = np.unique(keys[new])
+            end = self._count + len(met)
+            self._listed[self._count : end] = met
+            self._position[met] = np.arange(self._count, end, dtype=np.int32)
+            self._count = end
+            positions[new] = self._position.take(keys[new])
+        return positions
+
+    def close(self) -> None:
+        """Keep only the keys: no more positions are looked up."""
+        self._position = np.empty(0, np.int32)
 
 
 class Mirror:
     """Values of nodes that their owners send to the ranks that follow these nodes.
 
-    Each rank owns the keys between two ``bounds`` (int64[ranks + 1]); ``own_keys``, int[n], ascend.
+    Each rank owns the keys between two ``bounds`` (int64[ranks + 1]), its first ``num_own`` nodes in ``table``.
     """
 
-    def __init__(self, exchange: Exchange, bounds: I64, own_keys: Array) -> None:
+    def __init__(self, exchange: Exchange, bounds: I64, table: NodeTable, num_own: int) -> None:
         self.exchange = exchange
         self.bounds = bounds
-        self._own_keys = own_keys
-        self._are_all = len(own_keys) == int(bounds[exchange.rank + 1] - bounds[exchange.rank])  # as on the first level
+        self.num_own = num_own
+        self._table = table
         self._told: list[Array] = [np.empty(0, np.int32)] * exchange.size  # own nodes that each rank follows
         self._followed = list(self._told)  # positions of followed nodes, by their owners
 
-    @property
-    def num_own(self) -> int:
-        """Number of own nodes."""
-        return len(self._own_keys)
-
     def copy(self) -> "Mirror":
         """Return a mirror of the same nodes that can follow more."""
-        other = Mirror(self.exchange, self.bounds, self._own_keys)
+        other = Mirror(self.exchange, self.bounds, self._table, self.num_own)
         other._told = list(self._told)
         other._followed = list(self._followed)
         return other
@@ -63,12 +83,6 @@ class Mirror:
         """Return int64[n], the ranks that own keys."""
         return owners_of(self.bounds, keys)
 
-    def positions(self, keys: Array) -> I64:
-        """Return int64[n], the numbers of the own nodes with these keys."""
-        if self._are_all:
-            return np.asarray(keys - self.bounds[self.exchange.rank], np.int64)
-        return np.searchsorted(self._own_keys, keys.astype(self._own_keys.dtype, copy=False)).astype(np.int64)
-
     @collective("ranks")
     def follow(self, keys: Array, positions: I32, values: Array) -> Array:
         """Follow more nodes of other ranks, with keys int[k], whose values are kept at positions int32[k].
@@ -76,7 +90,7 @@ class Mirror:
         Return their values as of now, [k, columns]; ``values``, [n, columns], are those of the own nodes.
         """
         route = Route(self.exchange, self.owners(keys))
-        asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
+        asked = self._table.positions(route.there(keys[:, None])[:, 0])
         for told, begin, end in _runs(route.coming):
             self._told[told] = np.append(self._told[told], asked[begin:end])
         ordered = positions if route.order is None else positions[route.order]
@@ -101,48 +115,6 @@ class Mirror:
         for owner, begin, end in _runs(coming):
             positions[begin:end] = self._followed[owner][arrived[begin:end, 0]]
         return positions, arrived[:, 1:]
-
-
-class NodeTable:
-    """Positions of nodes by key: the own ones (int[n], ascending) first, then others as they are met.
-
-    One rank alone has no other nodes. Several have a position for each key, below ``num_keys``: fewer bytes than a hash
-    table, since most ranks meet a good part of all nodes.
-    """
-
-    def __init__(self, own_keys: Array, num_keys: int, ranks: int) -> None:
-        self._count = len(own_keys)
-        self._listed = own_keys.astype(index_dtype(num_keys))
-        self._position: I32 | None = None
-        if ranks > 1:
-            self._listed = np.empty(num_keys, index_dtype(num_keys))  # pages beyond the last position are never touched
-            self._listed[: self._count] = own_keys
-            self._position = np.full(num_keys, -1, np.int32)
-            self._position[own_keys] = np.arange(self._count, dtype=np.int32)
-
-    @property
-    def keys(self) -> Array:
-        """int[k], the keys by position."""
-        return self._listed[: self._count]
-
-    def positions(self, keys: Array) -> I32:
-        """Return int32[n], the positions of keys, adding those that are new."""
-        if self._position is None:
-            return np.searchsorted(self._listed, keys.astype(self._listed.dtype, copy=False)).astype(np.int32)
-        positions = self._position.take(keys)
-        new = np.flatnonzero(positions < 0)
-        if len(new):
-            met = np.unique(keys[new])
-            end = self._count + len(met)
-            self._listed[self._count : end] = met
-            self._position[met] = np.arange(self._count, end, dtype=np.int32)
-            self._count = end
-            positions[new] = self._position.take(keys[new])
-        return positions
-
-    def close(self) -> None:
-        """Keep only the keys: no more positions are looked up."""
-        self._position = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +168,7 @@ class Level:
         """
         keys = table.keys
         own = len(weights)
-        ghosts = Mirror(exchange, bounds, keys[:own])
+        ghosts = Mirror(exchange, bounds, table, own)
         ghosts.follow(keys[own:], np.arange(own, len(keys), dtype=np.int32), weights)
         return cls(table, len(keys), rows, weights, ghosts)
 
@@ -229,9 +201,9 @@ def finest_level(task: Task) -> Level:
     for begin, end, starts, (sources,) in arrived.take():
         kept = distinct_in_rows(starts, sources, neighbours, kept, indptr[begin : end + 1])
     neighbours = neighbours[:kept]
-    table = NodeTable(np.arange(first, last), total, exchange.size)
+    table = NodeTable(np.arange(first, last), total)
     indices = neighbours if dtype == np.int32 else scratch.empty(kept, np.int32)
-    if exchange.size > 1 or indices is not neighbours:
+    if exchange.size > 1:  # else nodes are at their positions
         for begin in range(0, kept, _CHUNK):
             entries = slice(begin, begin + _CHUNK)
             indices[entries] = table.positions(neighbours[entries])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I32, I64, U64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
@@ -17,6 +17,7 @@ from mpigraph.partition.loops import fits
 
 _AHEAD = 16  # entries between a prefetch and the access
 _LARGEST = 2**31 - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # that mix64 adds at first
 
 
 class Rows(NamedTuple):
@@ -56,6 +57,15 @@ class Moves(NamedTuple):
 
     targets: I32  # int32[nodes], -1 for nodes that stay
     gains: I32  # int32[nodes], of those that move
+
+
+@njit()
+def hashes(keys: Array, salt: np.uint64) -> U64:
+    """Return uint64[n], a hash of each key (int[n]), one to one for a salt."""
+    hashed = np.empty(len(keys), np.uint64)
+    for i in range(len(keys)):
+        hashed[i] = mix64((np.uint64(keys[i]) ^ salt) - _GOLDEN)
+    return hashed
 
 
 @njit()
@@ -139,7 +149,7 @@ def best_labels(
 def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, members: Array, out: Array) -> None:
     """Let nodes join clusters in the given order while the caps allow it.
 
-    clusters: int64[p].  weights: int32[p, criteria].  caps: int64[criteria].  loads: int32[clusters, criteria] and
+    clusters: int32[p].  weights: int32[p, criteria].  caps: int64[criteria].  loads: int32[clusters, criteria] and
     members: int32[clusters], increased here.  out: int64[p], 1 where a node may join.
     """
     for i in range(len(clusters)):
@@ -152,16 +162,16 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
 
 
 @njit()
-def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: Array) -> None:
-    """Add nodes to clusters, or take them away.
+def take_away(clusters: Array, weights: Array, loads: Array, members: Array) -> None:
+    """Take nodes away from clusters.
 
-    clusters: int64[p].  sign: 1 or -1.  weights: int32[p, criteria].  loads: int32[clusters, criteria] and
-    members: int32[clusters], changed here.
+    clusters: int32[p].  weights: int32[p, criteria].  loads: int32[clusters, criteria] and members: int32[clusters],
+    changed here.
     """
     for i in range(len(clusters)):
-        members[clusters[i]] += sign
+        members[clusters[i]] -= 1
         for c in range(weights.shape[1]):
-            loads[clusters[i], c] += sign * weights[i, c]
+            loads[clusters[i], c] -= weights[i, c]
 
 
 @njit()
@@ -322,17 +332,3 @@ def leaving_parts(graph: Graph, parts: I32, loads: I64, limits: I64, caps: I64, 
             moves.gains[u] = _gain(links.of[best] - links.of[here])
         for t in range(count):
             links.of[links.met[t]] = 0
-
-
-@njit()
-def tally(nodes: Array, groups: Array, bins: Array, weights: Array, out: Array) -> None:
-    """Sum weights of nodes by group and bin.
-
-    nodes: int64[p], or empty: the first p.  groups: int32[p].  bins: int16[p], or empty: all 0.
-    weights: int32[n, criteria].  out: int64[groups, bins, criteria], increased here.
-    """
-    for i in range(len(groups)):
-        u = nodes[i] if len(nodes) > 0 else i
-        k = bins[i] if len(bins) > 0 else 0
-        for c in range(weights.shape[1]):
-            out[groups[i], k, c] += weights[u, c]

@@ -15,8 +15,10 @@ import numpy as np
 from mpigraph.arrays import F64, I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.multilevel.dist_csr import Level, hashes
-from mpigraph.partition.multilevel.loops import Moves, best_parts, confirm_moves, leaving_parts, tally
+from mpigraph.partition.assigning import loads_of
+from mpigraph.partition.loops import tally
+from mpigraph.partition.multilevel.dist_csr import Level
+from mpigraph.partition.multilevel.loops import Moves, best_parts, confirm_moves, hashes, leaving_parts
 
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
@@ -26,8 +28,6 @@ _NO_LIMIT = 2**62
 _BINS = 1024
 _HASH_BITS = 4
 _CHUNK = 1 << 18  # nodes that are ranked at a time
-_ALL = np.empty(0, np.int64)
-_ONE_BIN = np.empty(0, np.int16)
 
 
 class Effort(NamedTuple):
@@ -47,7 +47,7 @@ def violation(loads: I64, limits: I64) -> float:
 @collective("ranks")
 def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
     """Return int64[parts, criteria], the weights of the parts."""
-    return level.exchange.total(_sums(level, _ALL, parts[: level.num_own], num_parts))
+    return level.exchange.total(loads_of(level.weights, parts[: level.num_own], num_parts))
 
 
 @collective("ranks")
@@ -194,7 +194,8 @@ class _Refinement:
 
     def _apply(self, nodes: I64) -> None:
         targets = self._moves.targets
-        came, went = (_sums(self._level, nodes, of[nodes], len(self._loads)) for of in (targets, self.parts))
+        weights, count = self._level.weights, len(self._loads)
+        came, went = (loads_of(weights, of[nodes], count, nodes) for of in (targets, self.parts))
         self._loads = self._loads + self._level.exchange.total(came - went)
         self.parts[nodes] = targets[nodes]
         changed = np.zeros(self._level.num_own, np.bool_)
@@ -204,7 +205,7 @@ class _Refinement:
     def _within(self, nodes: I64, quota: I64) -> Mask:
         """Choose the nodes that may move to their targets, the best first: bool[k]."""
         groups = self._moves.targets[nodes]
-        inflow = self._level.exchange.total(_sums(self._level, nodes, groups, len(quota)))
+        inflow = self._level.exchange.total(loads_of(self._level.weights, groups, len(quota), nodes))
         too_much = np.any(inflow > quota, axis=1)
         chosen: Mask = ~too_much[groups]
         if too_much.any():
@@ -252,13 +253,6 @@ class _Refinement:
         finer = (hashes(level.keys[nodes[rest]], salt) & np.uint64(_BINS - 1)).astype(np.int16)
         chosen[rest], _, _ = _first_bins(level, nodes[rest], groups[rest], finer, left, enough, last=True)
         return chosen
-
-
-def _sums(level: Level, nodes: I64, groups: I32, num_groups: int) -> I64:
-    """Return int64[groups, criteria], the weights of this rank's nodes, int64[k] or all, in each group (int32[k])."""
-    sums = np.zeros((num_groups, 1, level.weights.shape[1]), np.int64)
-    tally(nodes, groups, _ONE_BIN, level.weights, sums)
-    return sums[:, 0]
 
 
 def _first_bins(
