@@ -23,7 +23,7 @@ from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
-from mpigraph.partition.shuffle import carried_sizes
+from mpigraph.partition.shuffle import carried_bytes
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import check_space
@@ -65,7 +65,7 @@ def partition(options: Partition) -> int:
         folder = options.scratch or options.out
         sizes = sum(source.num_nodes), sum(source.edge_counts)
         with exchange.together("looking at the features"):
-            work = Workload(*sizes, num_parts, method, carried=carried_sizes(source))
+            work = Workload(*sizes, num_parts, method, carried=carried_bytes(source))
         foreseen = _check_memory(work, memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)

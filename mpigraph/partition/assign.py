@@ -75,16 +75,15 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     nodes = -(-work.num_nodes // ranks)
     edges = -(-work.num_edges // ranks)
     of_part = -(-work.num_edges // work.num_parts)
-    carrying = _CARRYING if work.carried.total else 0
+    carrying = _CARRYING if work.carried else 0
     assigning, scratch = METHODS[work.method].memory(work, ranks, mapping)
-    # a block of carried rows is there twice, as it is stored and as numbers
-    relabelling = 24 * nodes + (160 << 20 if ranks == 1 else ROUND_BYTES) + carrying + 2 * work.carried.block
+    relabelling = 24 * nodes + (160 << 20 if ranks == 1 else ROUND_BYTES) + carrying
     writing = 20 * nodes + 40 * -(-work.num_nodes // work.num_parts) + carrying
     writing += 80 * min(BUCKET_BYTES // 12, of_part)
     scratch = max(scratch, edges * (24 if max(work.num_nodes, work.num_edges) >= 2**31 else 12))
     stages = {"assign nodes": assigning, "relabel edges": relabelling, "write parts": writing}
     stages = {stage: work.held + size for stage, size in stages.items()}
-    return Forecast(stages, mapping, scratch + -(-work.carried.total // ranks))
+    return Forecast(stages, mapping, scratch + -(-work.carried // ranks))
 
 
 def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:

@@ -13,7 +13,6 @@ from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
 from mpigraph.partition.loops import tally
-from mpigraph.partition.shuffle import Carried
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes
 from mpigraph.partition.spill import Scratch
 
@@ -133,7 +132,7 @@ class Workload(NamedTuple):
     method: str  # "metis", "multilevel", "random" or "given"
     # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
     held: int = 200 << 20
-    carried: Carried = Carried()  # rows that travel with nodes and edges
+    carried: int = 0  # bytes of rows that travel with nodes and edges
 
 
 @dataclass(frozen=True, eq=False)

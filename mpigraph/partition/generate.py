@@ -66,18 +66,12 @@ class Recipe:
     train_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("num_nodes", 2, 2**31 - 1), ("num_edges", 0, 2**63 - 1), ("feat_dim", 1, 2**31 - 1),
-            ("num_classes", 1, 2**31 - 1), ("block_size", 0, 2**63 - 1), ("seed", 0, 2**64 - 1),
-        ):  # fmt: skip
-            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, most))
-        if self.num_classes > self.num_nodes:
-            got = f"{self.num_classes} classes, {self.num_nodes} nodes"
-            raise InvalidArgumentError(f"num_classes must be <= num_nodes (got {got})")
-        most = self.num_nodes * (self.num_nodes - 1) // 2
-        if self.num_edges > most:
-            limit = f"{most}, half of all pairs of {self.num_nodes} nodes"
-            raise InvalidArgumentError(f"num_edges must be <= {limit} (got {self.num_edges})")
+        nodes = check_integer("num_nodes", self.num_nodes, 2, 2**31 - 1)
+        most = {"num_nodes": nodes, "feat_dim": 2**31 - 1, "num_classes": nodes, "seed": 2**64 - 1}
+        most |= {"num_edges": nodes * (nodes - 1) // 2, "block_size": 2**63 - 1}  # half of all pairs
+        for name, limit in most.items():
+            least = int(name in ("feat_dim", "num_classes"))
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, limit))
         fractions = {"homophily": 1.0, "block_share": 1.0, "train_fraction": 1 - _VAL_FRACTION}
         for name, highest in fractions.items():
             if not 0 <= getattr(self, name) <= highest:

@@ -151,9 +151,7 @@ def partition_source(
                 out.mkdir(parents=True, exist_ok=True)
                 stack.callback(NewFile(out / "partition").discard)  # until then no other run writes there
                 if not overwrite:
-                    output_folder.check_vacant(
-                        out, graph_name, output_folder.Sizes(sum(source.num_nodes), sum(source.edge_counts))
-                    )
+                    output_folder.check_vacant(out, graph_name, (sum(source.num_nodes), sum(source.edge_counts)))
                 there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = _Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))

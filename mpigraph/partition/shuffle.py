@@ -20,7 +20,7 @@ mapped files do not; the writer of a part gathers them.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from mpigraph.kernels.csr import by_key, count_keys
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Progress, Route, even_bounds, owners_of
 from mpigraph.partition.loops import number_by_key, sort_rows
-from mpigraph.partition.row_arrays import RowArray, block_bytes, reads_blocks, release
+from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
 from mpigraph.partition.source import EDGES_PER_CHUNK, Features, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch, Spill
 from mpigraph.storage.format import index_dtype
@@ -187,18 +187,10 @@ def to_carry(arrays: Arrays) -> Arrays:
     return {name: array for name, array in arrays.items() if reads_blocks(array)}
 
 
-class Carried(NamedTuple):
-    """Sizes of the rows that travel, bytes."""
-
-    total: int = 0  # of all rows, as they lie in temporary files
-    block: int = 0  # of the blocks of files that are in memory at once
-
-
-def carried_sizes(source: GraphSource) -> Carried:
-    """Return the sizes of the rows of a graph that travel."""
+def carried_bytes(source: GraphSource) -> int:
+    """Return the bytes of the rows of a graph that travel, as they lie in temporary files."""
     tables = [table for table in map(to_carry, chain(*arrays_of(source))) if table]
-    total = sum(_record(table).itemsize * len(next(iter(table.values()))) for table in tables)
-    return Carried(total, max([0, *(sum(map(block_bytes, table.values())) for table in tables)]))
+    return sum(_record(table).itemsize * len(next(iter(table.values()))) for table in tables)
 
 
 def _record(

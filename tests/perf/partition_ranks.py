@@ -21,7 +21,7 @@ from mpigraph.memory import as_bytes, held_memory
 from mpigraph.partition.assign import PART_METHODS, check_memory
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.shuffle import carried_sizes
+from mpigraph.partition.shuffle import carried_bytes
 from mpigraph.partition.spill import Scratch
 
 
@@ -39,7 +39,7 @@ def main():
         source = read_source(args.input)
         held = int(exchange.gather(np.array([[held_memory()]])).max())
         sizes = sum(source.num_nodes), sum(source.edge_counts)
-        work = Workload(*sizes, args.parts, args.method, held, carried_sizes(source))
+        work = Workload(*sizes, args.parts, args.method, held, carried_bytes(source))
         foreseen = check_memory(work, exchange.size, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)

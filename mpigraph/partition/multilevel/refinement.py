@@ -8,7 +8,6 @@ hash, summed over the ranks, selects them.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,15 +29,6 @@ _HASH_BITS = 4
 _CHUNK = 1 << 18  # nodes that are ranked at a time
 
 
-class Effort(NamedTuple):
-    """The effort of refinement on a level."""
-
-    iterations: int  # of moving and rebalancing
-    quarters: int  # a move may lose this many quarters of the weight of edges to the own part
-    inflow: float  # factor of its limit to which a part may grow before it is rebalanced
-    polish: int  # iterations at the end that only make moves that keep the balance
-
-
 def violation(loads: I64, limits: I64) -> float:
     """Return by how much loads int64[parts, criteria] exceed limits int64[criteria], in limits, summed over all."""
     return float((np.maximum(loads - limits, 0) / np.maximum(limits, 1)).sum())
@@ -51,16 +41,19 @@ def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
 
 
 @collective("ranks")
-def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort, seed: int, last: bool) -> I32:
-    """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``last`` level must end in balance."""
+def refine(level: Level, parts: I32, num_parts: int, limits: I64, seed: int, finest: bool, many: bool = False) -> I32:
+    """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``finest`` level must end in balance.
+
+    With ``many`` criteria parts must not exceed their limits by much.
+    """
     refinement = _Refinement(level, parts, num_parts, limits, seed)
     refinement.rebalance(REBALANCING_ROUNDS)
-    refinement.iterate(effort.iterations, effort.quarters, effort.inflow, keeping=False)
-    if effort.polish:
+    refinement.iterate(8 if finest else 16, 1 if finest else 3, 1.02 if many else 1.1, keeping=False)
+    if many:
         refinement.back_to_best()
-        refinement.iterate(effort.polish, 0, 1.0, keeping=True)
+        refinement.iterate(3, 0, 1.0, keeping=True)
     refinement.back_to_best()
-    if last:
+    if finest:
         refinement.rebalance(LAST_ROUNDS)
         refinement.compare()
         refinement.back_to_best()
@@ -93,7 +86,14 @@ class _Refinement:
 
     @collective("ranks")
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
-        """Move and rebalance ``iterations`` times; stop early when nothing moves."""
+        """Move and rebalance ``iterations`` times; stop early when nothing moves.
+
+        Args:
+            iterations: at most.
+            quarters: a move may lose this many quarters of the weight of edges to the own part.
+            inflow: factor of its limit to which a part may grow before it is rebalanced.
+            keeping: only moves that keep the balance.
+        """
         idle = 0
         self._locked[:] = False
         for _ in range(iterations):

@@ -10,7 +10,7 @@ from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.assign import spread
 from mpigraph.partition.multilevel.clustering import contract, find_clusters
 from mpigraph.partition.multilevel.dist_csr import Level, finest_level
-from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
+from mpigraph.partition.multilevel.refinement import global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
@@ -68,11 +68,11 @@ def test_refinement_cuts_less_and_restores_balance(comm: MPI.Intracomm) -> None:
     limits = np.array([310, 900])
     total = comm.allreduce(level.weights.sum(axis=0))
     dealt = spread(np.ones((NODES, 1), np.int64), np.arange(NODES), 4, seed=0)[level.keys]
-    better = refine(level, dealt.copy(), 4, limits, Effort(16, 3, 1.1, 0), seed=2, last=True)
+    better = refine(level, dealt.copy(), 4, limits, seed=2, finest=True)
     loads = global_loads(level, better, 4)
     assert np.array_equal(loads.sum(axis=0), total) and (loads <= limits).all()
     assert cut_of(comm, level, better) < cut_of(comm, level, dealt) / 3
     crowded = np.where(level.keys % 10 < 8, 0, dealt).astype(np.int32)
     assert (global_loads(level, crowded, 4)[0] > limits).all()
-    mended = refine(level, crowded, 4, limits, Effort(4, 1, 1.1, 0), seed=2, last=True)
+    mended = refine(level, crowded, 4, limits, seed=2, finest=True)
     assert (global_loads(level, mended, 4) <= limits).all()
