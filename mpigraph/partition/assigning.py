@@ -109,7 +109,6 @@ def measured_balance(criteria: Iterable[str], loads: I64) -> dict[str, float]:
     }
 
 
-@collective("ranks")
 def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
     degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
     for chunk in edge_chunks(source, None, exchange.rank, exchange.size):

@@ -1,63 +1,58 @@
 """Writing the three files of a part from the nodes and edges that have arrived."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, repeat
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.csr import count_keys
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.row_arrays import RowArray, concatenated, release
+from mpigraph.partition.row_arrays import concatenated, release
 from mpigraph.partition.shuffle import ORIGINAL_IDS, Arrivals, EdgeTable, Shuffle
 from mpigraph.partition.source import Feature
 from mpigraph.storage import format as stored
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import DatasetWriter, ShardWriter
+from mpigraph.storage.shard import ShardWriter
 
 _CHUNK_BYTES = 32 << 20
 _NUMBERS = Feature(np.empty(0, np.int64), "int64")  # of nodes and edges, where they have no other ids
+Column: TypeAlias = Callable[[Array, I64, I64], None]
+"""A function that appends the rows of records to a dataset. It gets the records, their numbers (int64[n]), and the
+bounds between which those of each place in the table lie."""
 
 
-class _Column(NamedTuple):
-    """A dataset of features or original ids, and where its rows come from."""
+def _column(
+    file: ShardWriter, dataset: str, count: int, shuffle: Shuffle, name: str, features: Sequence[Feature],
+    places: Sequence[int] = (0,),
+) -> Column:  # fmt: skip
+    """Begin the dataset of a feature of nodes, or of relations at some places in their table; or of original ids.
 
-    writer: DatasetWriter
-    field: str  # of the records, with which the rows travel; "" if they do not
-    rows: RowArray | None  # of some relations, one after the other; None: the numbers of the records
-    runs: list[tuple[int, int]]  # the places of these relations in the table, and the first row of each
+    Without features these are the numbers of the records.
+    """
+    form = features[0] if features else _NUMBERS
+    writer = file.create(dataset, (count, *form.values.shape[1:]), form.info.stored)
+    if name in shuffle.carried:
+        field = shuffle.carried[name]
+        return lambda records, numbers, bounds: writer.write(records[field])
+    arrays = [feature.values for feature in features]
+    rows = concatenated(arrays) if arrays else None
+    runs = [*zip(places, accumulate(map(len, arrays), initial=0) if arrays else repeat(0), strict=False)]
+    step = max(1, _CHUNK_BYTES // max(form.values.dtype.itemsize * int(np.prod(form.values.shape[1:])), 1))
 
-    @classmethod
-    def of(
-        cls, file: ShardWriter, dataset: str, count: int, shuffle: Shuffle, name: str, features: Sequence[Feature],
-        places: Sequence[int] = (0,),
-    ) -> "_Column":  # fmt: skip
-        """Begin the dataset of a feature of nodes or of relations at some places; original ids may lack."""
-        form = features[0] if features else _NUMBERS
-        writer = file.create(dataset, (count, *form.values.shape[1:]), form.stored)
-        arrays = [feature.values for feature in features]
-        firsts = accumulate(map(len, arrays), initial=0) if arrays else repeat(0)
-        rows = concatenated(arrays) if arrays else None
-        return cls(writer, shuffle.carried.get(name, ""), rows, [*zip(places, firsts, strict=False)])
-
-    def write(self, records: Array, numbers: I64, bounds: I64) -> None:
-        """Append the rows of records (numbers: int64[n]); those of a place lie between two bounds."""
-        if self.field:
-            self.writer.write(records[self.field])
-            return
-        ids = np.concatenate([numbers[bounds[place] : bounds[place + 1]] + first for place, first in self.runs])
-        if self.rows is None:
-            self.writer.write(ids)
-            return
-        step = max(1, _CHUNK_BYTES // max(self.rows.dtype.itemsize * int(np.prod(self.rows.shape[1:])), 1))
+    def write(records: Array, numbers: I64, bounds: I64) -> None:
+        ids = np.concatenate([numbers[bounds[place] : bounds[place + 1]] + first for place, first in runs])
         for first in range(0, len(ids), step):
-            self.writer.write(np.asarray(self.rows[ids[first : first + step]]))
-            release(self.rows)
+            chunk = ids[first : first + step]
+            writer.write(chunk if rows is None else np.asarray(rows[chunk]))
+            release(rows)
+
+    return write
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +84,7 @@ class PartWriter:
         ntype = source.schema.ntypes[ntype_id]
         shuffle = self.arrivals.nodes[ntype_id]
         count = int(np.diff(self.arrivals.numbering.offsets[ntype_id])[part])
-        of = partial(_Column.of, count=count, shuffle=shuffle)
+        of = partial(_column, count=count, shuffle=shuffle)
         columns = [
             of(feats, stored.node_feature_name(ntype, name), name=name, features=[feature])
             for name, feature in source.node_feats.get(ntype, {}).items()
@@ -97,8 +92,8 @@ class PartWriter:
         ids = [] if source.node_ids is None else [Feature(source.node_ids[ntype_id], "int64")]
         columns.append(of(graph, stored.node_orig_ids_name(ntype), name=ORIGINAL_IDS, features=ids))
         for records in shuffle.take(part):
-            for column in columns:
-                column.write(records, records["number"].astype(np.int64), np.array([0, len(records)]))
+            for write in columns:
+                write(records, records["number"].astype(np.int64), np.array([0, len(records)]))
 
     def _write_edges(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
         """Write the in-edges of a part's nodes: a table of one relation's own, or one that relations share."""
@@ -116,7 +111,7 @@ class PartWriter:
         columns = self._edge_features(feats, table, counts)
         ids = [] if source.edge_ids is None else [Feature(source.edge_ids[r], "int64") for r in relations]
         places = range(len(relations))
-        columns.append(_Column.of(graph, name_of("orig_ids"), count, table.shuffle, ORIGINAL_IDS, ids, places))
+        columns.append(_column(graph, name_of("orig_ids"), count, table.shuffle, ORIGINAL_IDS, ids, places))
         first_keys = table.keys[part * len(relations) : (part + 1) * len(relations) + 1]
         indptr = np.zeros(first_keys[1] - first_keys[0] + 1, np.int64)
         for records in table.shuffle.take(part):
@@ -129,14 +124,14 @@ class PartWriter:
                 ends["destinations"].write((keys - np.repeat(first_keys[:-1], of_relations)).astype(width))
             ends["indices"].write(records["source"].astype(width, copy=False))
             numbers = records["number"] - np.repeat(table.first_edges[:-1], of_relations)
-            for column in columns:
-                column.write(records, numbers, bounds)
+            for write in columns:
+                write(records, numbers, bounds)
         if is_own:
             graph.add(name_of("indptr"), np.cumsum(indptr))
             degrees = [records["degree"] for records in table.degrees.take(part)]
             graph.add(name_of("out_degrees"), np.concatenate([np.empty(0, np.int64), *degrees]))
 
-    def _edge_features(self, feats: ShardWriter, table: EdgeTable, counts: I64) -> list[_Column]:
+    def _edge_features(self, feats: ShardWriter, table: EdgeTable, counts: I64) -> list[Column]:
         """Begin the features of relations: those that relations share in one dataset, and others."""
         source = self.arrivals.source
         places = {relation: place for place, relation in enumerate(table.relations)}
@@ -152,5 +147,5 @@ class PartWriter:
             features = [source.edge_feats[keys[relation]][name] for relation in relations]
             count = int(counts[list(relations)].sum())
             own = [places[relation] for relation in relations]
-            columns.append(_Column.of(feats, dataset, count, table.shuffle, name, features, own))
+            columns.append(_column(feats, dataset, count, table.shuffle, name, features, own))
         return columns

@@ -230,7 +230,7 @@ class _Run:
         source = self.source
         with self.exchange.together("comparing the graphs of all ranks"):
             infos = feature_infos(source), source.node_ids is None, source.edge_ids is None
-            rows = [_sampled(rows) for _, rows in source.tables()]
+            rows = [*map(_sampled, source.arrays())]
             several = self.exchange.size > 1
             values = {
                 "graph_name": self.graph_name,

@@ -217,7 +217,7 @@ def as_labels(label: RowArray) -> RowArray:
 
 def _check_real(what: str, rows: RowArray) -> None:
     if rows.dtype.kind not in _REAL:
-        raise GraphDataError(f"{_origin(rows, 0)}{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
+        raise GraphDataError(f"{origin_of(rows, 0)}{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
 
 
 def as_int64(rows: Array) -> I64:
@@ -249,9 +249,9 @@ def place_of(array: object, row: int) -> str:
     return "" if file_name is None else f"{file_name}, row {row}"
 
 
-def _origin(array: object, row: int) -> str:
-    """Return the beginning of a message about a row: its place, if it is known."""
-    place = place_of(array, row)
+def origin_of(array: object, row: int, path: str = "") -> str:
+    """Return the beginning of a message about a row: its place, else ``path``, if one is known."""
+    place = place_of(array, row) or path
     return place and f"{place}: "
 
 
@@ -302,7 +302,7 @@ class Concatenated(FileRows):
         for source in sources:
             if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
                 rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
-                raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
+                raise GraphDataError(f"{origin_of(source, 0)}rows are {rows}, in the chunks before {before}")
         offsets = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
         super().__init__(self._joined, (int(offsets[-1]), *first.shape[1:]), first.dtype, offsets)
         self.sources = tuple(sources)

@@ -122,7 +122,6 @@ class Shuffle:
             here = slice(begin, begin + step)
             self._send(parts[here], keys[here], first + begin, {name: of[here] for name, of in columns.items()})
 
-    @collective("ranks")
     def _send(self, parts: I64, keys: Array, first: int, columns: Mapping[str, Array]) -> None:
         writers = self._writers
         records = np.zeros(len(keys), self._dtype)
@@ -344,7 +343,6 @@ class Arrivals:
         """Forget all."""
         self._writers.spill.close()
 
-    @collective("ranks")
     def _send_nodes(self, shuffle: Shuffle, ntype_id: int, **columns: I64) -> None:
         """Send the own nodes of a type; columns have a number of each own node of all types."""
         numbering = self.numbering
@@ -358,7 +356,6 @@ class Arrivals:
             of_nodes = {name: values[here] for name, values in columns.items()}
             shuffle.send(parts, new_ids, first_id + here.start - own.start, **of_nodes)
 
-    @collective("ranks")
     def _send_edges(self, table: EdgeTable, degrees: I64, progress: Progress, done: int) -> int:
         """Send the edges that this rank reads, count them, and the edges from each own node (int64[own nodes]).
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, parse_relation, relation_key
-from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated, place_of, release
+from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated, origin_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
 from mpigraph.storage.narrow import rounded
 from mpigraph.storage.part_config import FeatureInfo, SharedFeature, features_in_common
@@ -32,11 +32,6 @@ class Feature(NamedTuple):
     dtype: str
     narrow: str = ""
     categories: tuple[str, ...] = ()
-
-    @property
-    def stored(self) -> str:
-        """The logical dtype of the rows as they are stored."""
-        return self.narrow or self.dtype
 
     @property
     def info(self) -> FeatureInfo:
@@ -148,16 +143,12 @@ class GraphSource:
         """int64[types + 1]: the first node of each type among all nodes, types one after the other."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
-    def tables(self) -> Iterator[tuple[str, RowArray]]:
-        """Yield the rows of all features, and original ids, with names for messages."""
-        for kind, features_of in (("node", self.node_feats), ("edge", self.edge_feats)):
-            for type_name, features in sorted(features_of.items()):
-                for name, feature in sorted(features.items()):
-                    yield f"{kind} feature {name!r} of {type_name!r}", feature.values
-        for ntype, ids in zip(self.schema.ntypes, self.node_ids or (), strict=False):
-            yield f"original ids of {ntype!r}", ids
-        for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
-            yield f"original ids of {relation}", ids
+    def arrays(self) -> Iterator[RowArray]:
+        """Yield the rows of all features, and original ids, in the order of types and names."""
+        for features_of in (self.node_feats, self.edge_feats):
+            for _, features in sorted(features_of.items()):
+                yield from (feature.values for _, feature in sorted(features.items()))
+        yield from (*(self.node_ids or ()), *(self.edge_ids or ()))
 
     def check_edges(self, chunk: "EdgeChunk") -> None:
         """Check the ends of edges of all relations.
@@ -176,7 +167,7 @@ class GraphSource:
                 what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
                 what += f"{values[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
                 count = self.num_nodes[self.schema.ends(relation)[side]]
-                raise GraphDataError(f"{self._origin(values, number)}{what}{count} nodes")
+                raise GraphDataError(f"{origin_of(values, number, self.path)}{what}{count} nodes")
 
     def check_values(self, rank: int = 0, ranks: int = 1) -> None:
         """Check times, labels and masks, before work that takes long; ranks divide the rows.
@@ -198,12 +189,7 @@ class GraphSource:
                     for place in np.argwhere(~np.isfinite(rows)) if are_times else ():
                         row = begin + int(place[0])
                         what = f"{title.format(row)} has time {rows[tuple(place)]}"
-                        raise GraphDataError(f"{self._origin(values, row)}{what}")
-
-    def _origin(self, array: RowArray, row: int) -> str:
-        """Return the beginning of a message about a row: its file and row, else the graph's path."""
-        origin = place_of(array, row) or self.path
-        return f"{origin}: " if origin else ""
+                        raise GraphDataError(f"{origin_of(values, row, self.path)}{what}")
 
 
 class EdgeChunk(NamedTuple):

@@ -94,37 +94,6 @@ def _gain(weight: Any) -> Any:
 
 
 @njit()
-def _best_label(graph: Graph, u: int, clusters: Clusters, start: int, caps: I64, salt: np.uint64) -> int:
-    """Return the other cluster that can take a node and to which most of its edge weight leads; else ``start``.
-
-    start: its own cluster, which must not be better, or -1.  caps: int64[criteria], the most that a cluster may weigh.
-    """
-    own = clusters.labels[u]
-    of_label = clusters.sums.of
-    count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
-    best = start
-    best_rating = 0
-    best_tie = np.uint64(0)
-    if start == own:
-        best_rating = of_label[own]
-        best_tie = mix64(mix64(np.uint64(clusters.keys[own])) ^ salt)
-    for t in range(count):
-        label = clusters.sums.met[t]
-        value = of_label[label]
-        of_label[label] = 0
-        if label == own or value < best_rating:
-            continue
-        tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
-        if value == best_rating and tie < best_tie:
-            continue
-        if fits(graph.weights, u, clusters.loads, label, caps):
-            best = label
-            best_rating = value
-            best_tie = tie
-    return best
-
-
-@njit()
 def draw_turns(keys: Array, salt: np.uint64, count: int, out: Array) -> None:
     """Draw a turn for each node, below ``count``, by a hash.  keys: int[n or more].  out: int8[n]."""
     for u in range(len(out)):
@@ -135,14 +104,33 @@ def draw_turns(keys: Array, salt: np.uint64, count: int, out: Array) -> None:
 def best_labels(
     graph: Graph, clusters: Clusters, caps: I64, nodes: Array, stay: bool, salt: np.uint64, out: I32
 ) -> None:
-    """Find the best cluster of each of some nodes.
+    """Find for each of some nodes the other cluster that can take it and to which most of its edge weight leads.
 
-    caps: int64[criteria], the most that a cluster may weigh.  nodes: int[p].  stay: a node may stay where it is.
-    out: int32[p], the labels; -1 for a node that may not stay and finds no other cluster.
+    caps: int64[criteria], the most that a cluster may weigh.  nodes: int[p].  stay: a node may stay where it is, unless
+    another cluster is better.  out: int32[p], the labels; -1 for a node that may not stay and finds no other cluster.
     """
+    of_label = clusters.sums.of
     for k in range(len(nodes)):
         u = nodes[k]
-        out[k] = _best_label(graph, u, clusters, clusters.labels[u] if stay else -1, caps, salt)
+        own = clusters.labels[u]
+        count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
+        best = own if stay else -1
+        best_rating = of_label[own] if stay else 0
+        best_tie = mix64(mix64(np.uint64(clusters.keys[own])) ^ salt) if stay else np.uint64(0)
+        for t in range(count):
+            label = clusters.sums.met[t]
+            value = of_label[label]
+            of_label[label] = 0
+            if label == own or value < best_rating:
+                continue
+            tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
+            if value == best_rating and tie < best_tie:
+                continue
+            if fits(graph.weights, u, clusters.loads, label, caps):
+                best = label
+                best_rating = value
+                best_tie = tie
+        out[k] = best
 
 
 @njit()

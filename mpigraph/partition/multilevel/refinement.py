@@ -97,7 +97,7 @@ class _Refinement:
         idle = 0
         self._locked[:] = False
         for _ in range(iterations):
-            self._note(self._look(quarters, keeping))
+            self._look(quarters, keeping)
             confirmed = self._confirm()
             nodes = np.flatnonzero(confirmed)
             quota = np.maximum(np.floor(self._limits * inflow).astype(np.int64) - self._loads, 0)
@@ -115,7 +115,7 @@ class _Refinement:
     @collective("ranks")
     def compare(self) -> None:
         """Keep the present state if it is the best so far."""
-        self._note(self._look(0, keeping=False))
+        self._look(0, keeping=False)
 
     @collective("ranks")
     def back_to_best(self) -> None:
@@ -166,15 +166,12 @@ class _Refinement:
         self._step += 1
         return combine(self._seed, 8, self._step)
 
-    def _look(self, quarters: int, keeping: bool) -> int:
-        """Look for the best part of each node; return the weight of the cut, each edge twice."""
+    def _look(self, quarters: int, keeping: bool) -> None:
+        """Look for the best part of each node; keep the present state if it is the best so far."""
         graph = self._level.graph
         caps = self._limits if keeping else np.full_like(self._limits, _NO_LIMIT)
         cut = best_parts(graph, self.parts, self._locked, self._loads, caps, quarters, self._salt(), self._moves)
-        return self._level.exchange.sum_of(cut)
-
-    def _note(self, cut: int) -> None:
-        value = (violation(self._loads, self._limits), cut)
+        value = violation(self._loads, self._limits), self._level.exchange.sum_of(cut)  # each edge twice
         if value < self._best_value:
             self._best_value = value
             self._best[:] = self.parts[: len(self._best)]
@@ -273,7 +270,6 @@ def _first_bins(
     return bins < reach[groups], limit, bounds - before
 
 
-@collective("ranks")
 def _scale(level: Level) -> F64:
     """Return float64[criteria], factors that make the mean weights 1024 together."""
     totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))
