@@ -19,8 +19,7 @@ ranks nor on their memory.
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.arrays import I32, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import ShardFormatError
 from mpigraph.kernels.rng import combine
@@ -45,9 +44,8 @@ from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.shuffle import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.contents import PartFiles, bytes_of_part
+from mpigraph.storage.contents import bytes_of_part
 from mpigraph.storage.files import NewFile, check_space, storage_errors
-from mpigraph.storage.format import node_orig_ids_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 from mpigraph.storage.shard import verify
@@ -55,33 +53,11 @@ from mpigraph.storage.shard import verify
 _SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
 
-@dataclass(frozen=True, eq=False)
-class PartitionResult:
-    """A partitioned graph that :func:`partition_source` has written.
+class PartitionResult(NamedTuple):
+    """A partitioned graph that :func:`partition_source` has written."""
 
-    Attributes:
-        config_path: the configuration file.
-        report: edge cut and balance.
-    """
-
-    config_path: Path
-    report: Mapping[str, Any]
-
-    @cached_property
-    def orig_nids(self) -> tuple[I64, ...]:
-        """For each node type int64[n], new id -> original id."""
-        with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts = range(files.config.num_parts)
-            names = map(node_orig_ids_name, files.config.schema.ntypes)
-            return tuple(np.concatenate([files.open(k, "part_graph").read(name) for k in parts]) for name in names)
-
-    @cached_property
-    def orig_eids(self) -> tuple[I64, ...]:
-        """For each relation int64[m], new id -> original position in the edge list."""
-        with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts = range(files.config.num_parts)
-            relations = range(len(files.config.schema.relations))
-            return tuple(np.concatenate([files.read_edges(r, k, "orig_ids") for k in parts]) for r in relations)
+    config_path: Path  # the configuration file
+    report: Mapping[str, Any]  # edge cut and balance
 
 
 @collective("ranks")
@@ -154,55 +130,44 @@ def partition_source(
                     output_folder.check_vacant(out, graph_name, (sum(source.num_nodes), sum(source.edge_counts)))
                 there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = _Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
+        task = Task(
+            narrowed_source(source, infos), int(num_parts), even_bounds(sum(source.num_nodes), exchange.size), exchange,
+            int(seed), objtype, assignment, scratch or Scratch(out),
+        )  # fmt: skip
         return _Run(
-            narrowed_source(source, infos), graph_name, method, balance_classes or {}, assignment, out, exchange,
-            scratch or Scratch(out), progress, bool(resume),
-        ).make()  # fmt: skip
-
-
-class _Choice(NamedTuple):
-    """The chosen method to assign nodes; arguments of :func:`partition_source`."""
-
-    name: str
-    num_parts: int
-    seed: int
-    objtype: str
-    balance_edges: bool
+            task, graph_name, part_method, balance_classes or {}, bool(balance_edges), out, progress, bool(resume)
+        ).make()
 
 
 @dataclass(eq=False)
 class _Run:
     """One partitioning, as one rank sees it; the attributes are arguments of :func:`partition_source`."""
 
-    source: GraphSource
+    task: Task
     graph_name: str
-    method: _Choice
+    method: str
     classes: Mapping[str, Array]
-    assignment: Array | None
+    balance_edges: bool
     out: Path
-    exchange: Exchange
-    scratch: Scratch
     progress: Progress
     resume: bool
-    bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
-    left: output_folder.Leftovers = field(init=False)
     took: bool = field(init=False, default=False)  # the assignment is that of a killed run
-    both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
 
     def __post_init__(self) -> None:
-        self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
+        self.source = self.task.source
+        self.exchange = self.task.exchange
+        self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.balance_edges
         self.left = output_folder.Leftovers(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
-        exchange, num_parts = self.exchange, self.method.num_parts
+        exchange, num_parts = self.exchange, self.task.num_parts
         features = self.check_same()
         topology = self.check_edges()
         parts, balance = self.assign(topology)
-        first, sums = int(self.bounds[exchange.rank]), np.zeros(2, np.uint64)
+        first, sums = self.task.own.start, np.zeros(2, np.uint64)
         add_digest(np.array([combine(0)]), np.array([0, first + len(parts)]), first, parts, parts, sums)
         identity = _word_of(topology, self.graph_name, num_parts, exchange.total(sums.view(np.int64)).tolist())
-        numbering = Numbering(exchange, self.bounds, self.source.node_bases, parts, num_parts)
+        numbering = Numbering(self.task, parts)
         del parts
         content = _word_of(identity, features)
         done = self.complete_parts(content)
@@ -220,7 +185,7 @@ class _Run:
     def given(self) -> list[tuple[str, Array]]:
         """Return the balance classes of node types, and the assignment if there is one."""
         classes = [(ntype, np.asarray(self.classes[ntype])) for ntype in sorted(self.classes)]
-        return classes if self.assignment is None else [*classes, ("", self.assignment)]
+        return classes if self.task.given is None else [*classes, ("", self.task.given)]
 
     def check_same(self) -> str:
         """Check that all ranks have the same arguments and graph, by a few rows of each array.
@@ -234,7 +199,7 @@ class _Run:
             several = self.exchange.size > 1
             values = {
                 "graph_name": self.graph_name,
-                "the method": self.method,
+                "the method": self.options,
                 "whether to resume": self.resume,
                 "types": _word_of(source.schema.ntypes, source.schema.relations),
                 "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
@@ -264,52 +229,48 @@ class _Run:
             source.check_values(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
         *digest, asymmetry = exchange.total(sums.view(np.int64)).tolist()
-        self.both_ways = asymmetry == 0
+        self.task = replace(self.task, both_ways=asymmetry == 0)
         schema = source.schema
         return _word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest)
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
         """Return int32[own nodes], the part of each, and the balance; rank 0 keeps the parts of all in a file."""
-        exchange = self.exchange
-        method = self.method
+        exchange, method, num_parts = self.exchange, METHODS[self.method], self.task.num_parts
         word, kept = "", None
         with exchange.together("reading a kept assignment"):
             if exchange.rank == 0:
                 hashes = [(name, blake2b(np.ascontiguousarray(values)).hexdigest()) for name, values in self.given()]
-                word = _word_of(topology, self.method, hashes)
+                word = _word_of(topology, self.options, hashes)
                 kept = self.left.read_assignment(word)
                 if kept is None and self.resume:
                     self.tell("nothing to resume in %s: no assignment is of this graph and these options", self.out)
         self.took = exchange.sum_of(int(kept is not None)) > 0
-        stage = f"assign nodes ({method.name})"
-        steps = max(sum(self.source.edge_counts), 1) if METHODS[method.name].reports else 1
+        stage = f"assign nodes ({self.method})"
+        steps = max(sum(self.source.edge_counts), 1) if method.reports else 1
 
         def report(fraction: float) -> None:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
-        criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
-        task = Task(
-            self.source, method.num_parts, criteria.weights, self.bounds, method.seed, method.objtype, self.assignment,
-            self.both_ways, exchange, self.scratch, report,
-        )  # fmt: skip
+        criteria = balance_criteria(self.task, self.classes, self.balance_edges)
+        task = replace(self.task, weights=criteria.weights, report=report)
         if self.took:
             parts = task.on_first(lambda: np.asarray(kept))
         else:
-            parts = METHODS[method.name].assign(task)
+            parts = method.assign(task)
             whole = exchange.gather_to_first(parts[:, None])[:, 0]
-            self.remove_all_but(np.zeros(method.num_parts, np.bool_))  # else the assignment would say that they are new
+            self.remove_all_but(np.zeros(num_parts, np.bool_))  # else the assignment would say that they are new
             with exchange.together("keeping the assignment"):
                 if exchange.rank == 0:
                     self.left.write_assignment(word, whole)
             del whole
-        loads = exchange.total(loads_of(criteria.weights, parts, method.num_parts))
+        loads = exchange.total(loads_of(criteria.weights, parts, num_parts))
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria.names, loads)
 
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
-        num_parts = self.method.num_parts
+        num_parts = self.task.num_parts
         if not self.resume or not self.took:
             return np.zeros(num_parts, np.bool_)
 
@@ -344,7 +305,7 @@ class _Run:
 
     def write_parts(self, content: str, numbering: Numbering, done: Mask) -> Arrivals:
         """Relabel all edges, and write the incomplete parts."""
-        arrivals = Arrivals(self.source, numbering, done, self.scratch)
+        arrivals = Arrivals(self.task, numbering, done)
         arrivals.receive(self.progress)
         give_back()
         writer = PartWriter(arrivals, self.graph_name, content, self.out)
@@ -360,19 +321,19 @@ class _Run:
     def write_config(
         self, identity: str, content: str, numbering: Numbering, arrivals: Arrivals, balance: Mapping[str, float]
     ) -> PartitionResult:
-        source, method, cut = self.source, self.method, arrivals.cut
+        source, cut = self.source, arrivals.cut
         fraction = round(cut / max(sum(source.edge_counts), 1), 4)
         report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
         edges = np.pad(np.cumsum(arrivals.counts, axis=0), ((1, 0), (0, 0))).T
         config = PartConfig(
-            self.graph_name, method.name, RangeBook(source.schema, numbering.offsets, edges), *feature_infos(source),
-            PartConfig.default_files(method.num_parts), report, self.out, identity, content, source.shared,
+            self.graph_name, self.method, RangeBook(source.schema, numbering.offsets, edges), *feature_infos(source),
+            PartConfig.default_files(self.task.num_parts), report, self.out, identity, content, source.shared,
             tuple(source.shared_features),
         )  # fmt: skip
         with self.exchange.together("writing the configuration"):
             if self.exchange.rank == 0:
                 config.write(self.out)
-        get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
+        get_logger().info("%s in %d parts by %s: %s", self.graph_name, self.task.num_parts, self.method, report)
         return PartitionResult(config.path, report)
 
 

@@ -29,6 +29,7 @@ from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.csr import by_key, count_keys
 from mpigraph.metadata.schema import relation_key
+from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Progress, Route, even_bounds, owners_of
 from mpigraph.partition.loops import number_by_key, sort_rows
 from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
@@ -201,27 +202,24 @@ def _record(
 
 
 class Numbering:
-    """New ids of all nodes.
+    """New ids of all nodes; ``parts`` are int32[own nodes].
 
-    Args:
+    Attributes:
         exchange: the ranks.
         bounds: int64[ranks + 1], the nodes that each rank owns.
         bases: int64[types + 1], where each type begins.
-        parts: int32[own nodes].
-        num_parts: number of parts.
-
-    Attributes (besides the first three arguments):
         offsets: for each type int64[parts + 1], the new ids of each part.
         first_nodes: int64[types * parts], the first node of each type and part, new ids of types one after the other.
         new_ids: int64[own nodes].
     """
 
     @collective("ranks")
-    def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
-        self.exchange = exchange
-        self.bounds = bounds
-        self.bases = bases
-        self._num_parts = num_parts
+    def __init__(self, task: Task, parts: I32) -> None:
+        self.exchange = exchange = task.exchange
+        self.bounds = task.bounds
+        self.bases = bases = task.source.node_bases
+        self._num_parts = num_parts = task.num_parts
+        self.own = task.own_of
         num_types = len(bases) - 1
         groups = parts.astype(np.int64)
         for ntype_id in range(num_types):
@@ -237,12 +235,6 @@ class Numbering:
         self.new_ids = np.empty(len(groups), np.int64)
         number_by_key(groups, first + table[: exchange.rank].sum(axis=0), self.new_ids)
         self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
-
-    def own(self, ntype_id: int) -> slice:
-        """Return the range of the own nodes that are of a type."""
-        first, last = self.bounds[self.exchange.rank : self.exchange.rank + 2]
-        begin, end = np.clip(self.bases[ntype_id : ntype_id + 2], first, last) - first
-        return slice(int(begin), int(end))
 
     def parts(self, new_ids: Array) -> tuple[I64, I64]:
         """Return the parts of nodes, int64[n], and their places in ``first_nodes``.
@@ -307,10 +299,10 @@ class Arrivals:
         counts: int64[parts, relations], the edges of all parts, and ``cut``, how many come from other parts.
     """
 
-    def __init__(self, source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch) -> None:
-        self.source = source
+    def __init__(self, task: Task, numbering: Numbering, done: Mask) -> None:
+        self.source = source = task.source
         self.numbering = numbering
-        self._writers = writers = Writers(numbering.exchange, done, scratch)
+        self._writers = writers = Writers(task.exchange, done, task.scratch)
         self.parts = writers.parts
         of_nodes, of_edges = arrays_of(source)
         offsets = numbering.offsets

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from layouts import shared_folder
 from mpi4py import MPI
-from typed_parts import check_equal, typed_source
+from typed_parts import check_equal, original_ids, typed_source
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, MPIGraphError
@@ -171,7 +171,7 @@ def test_the_blocks_of_a_file_do_not_count_the_parts(
         graph = read_source(path, num_nodes if kind == "parquet" else None)
         result = partition_source(graph, "g", num_parts, tmp_path / str(num_parts), "random")
         seen.append(calls[0])
-        ids = result.orig_eids[0] if kind == "parquet" else result.orig_nids[0]
+        ids = original_ids(result)[kind == "parquet"][0]
         name, which = ("_N:_E:_N/x", "edge_feat") if kind == "parquet" else ("_N/feat", "node_feat")
         parts = [tmp_path / str(num_parts) / f"part{part}" / f"{which}.h5" for part in range(num_parts)]
         actual = np.concatenate([h5py.File(part)[name][:] for part in parts])

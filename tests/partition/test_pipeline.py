@@ -1,5 +1,7 @@
 """Partitioning: assignments, relabelling, and the round trip from the shards back to the original graph."""
 
+from dataclasses import replace
+
 import damaged
 import numpy as np
 import pymetis
@@ -80,13 +82,14 @@ def test_round_trip(tmp_path, method, name, num_parts):
     if name == "power law":
         assert config.node_features["_N"]["half"].dtype == "bfloat16"
     elif name == "no relations":
-        assert result.report["edges_cut"] == 0 and result.orig_eids == ()
+        assert result.report["edges_cut"] == 0
     elif name == "relations that share tables":
         assert len(config.shared) == 28 and config.shared_features
 
 
 def adjacency_of(source):
-    return metis.finest_level(Task(source, 2, balance_criteria(source).weights, source.node_bases[[0, -1]])).rows
+    task = Task(source, 2, source.node_bases[[0, -1]])
+    return metis.finest_level(replace(task, weights=balance_criteria(task).weights)).rows
 
 
 @pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])

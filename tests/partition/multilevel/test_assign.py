@@ -48,7 +48,7 @@ class Graph(NamedTuple):
         ends = [np.append(*pair) if both_ways else pair[0] for pair in ((self.src, self.dst), (self.dst, self.src))]
         graph = GraphSource(Schema.homogeneous(), (self.num_nodes,), (tuple(ends),))
         own = self.weights[slice(*bounds[exchange.rank : exchange.rank + 2])]
-        return Task(graph, num_parts, own, bounds, both_ways=both_ways, exchange=exchange, **more)
+        return Task(graph, num_parts, bounds, exchange, weights=own, both_ways=both_ways, **more)
 
     def cut(self, parts: I32) -> float:
         return float((parts[self.src] != parts[self.dst]).mean())

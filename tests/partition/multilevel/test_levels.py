@@ -28,7 +28,7 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     degrees = np.bincount(shuffle[np.concatenate([src, dst])], minlength=NODES)
     weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])].astype("i4")
     graph = GraphSource(Schema.homogeneous(), (NODES,), ((shuffle[src], shuffle[dst]),))
-    return finest_level(Task(graph, 4, weights, bounds, exchange=MPIExchange(comm)))
+    return finest_level(Task(graph, 4, bounds, MPIExchange(comm), weights=weights))
 
 
 def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
