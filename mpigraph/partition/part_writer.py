@@ -12,7 +12,6 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.csr import count_keys
-from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.row_arrays import concatenated, release
 from mpigraph.partition.shuffle import ORIGINAL_IDS, Arrivals, EdgeTable, Shuffle
 from mpigraph.partition.source import Feature
@@ -100,7 +99,7 @@ class PartWriter:
         source = self.arrivals.source
         relations = table.relations
         is_own = len(relations) == 1
-        key = relation_key(source.schema.relations[relations[0]])
+        key = source.schema.relation_keys[relations[0]]
         name_of = partial(stored.relation_dataset_name, key) if is_own else stored.shared_dataset_name
         width = stored.index_dtype(source.num_nodes[table.ends[0, 0]] if is_own else max(source.num_nodes))
         counts = self.arrivals.counts[part]
@@ -138,10 +137,10 @@ class PartWriter:
         shared = source.shared_features if len(places) > 1 else []
         groups = [(stored.shared_feature_name(name), name, relations) for name, relations in shared]
         done = {(relation, name) for _, name, relations in groups for relation in relations}
-        keys = {r: relation_key(source.schema.relations[r]) for r in places if source.edge_feats}
-        for relation, key in keys.items():
-            names = (name for name in source.edge_feats.get(key, {}) if (relation, name) not in done)
-            groups += [(stored.edge_feature_name(key, name), name, (relation,)) for name in names]
+        keys = source.schema.relation_keys
+        for relation in places if source.edge_feats else ():
+            names = (name for name in source.edge_feats.get(keys[relation], {}) if (relation, name) not in done)
+            groups += [(stored.edge_feature_name(keys[relation], name), name, (relation,)) for name in names]
         columns = []
         for dataset, name, relations in groups:
             features = [source.edge_feats[keys[relation]][name] for relation in relations]

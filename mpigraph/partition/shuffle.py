@@ -28,7 +28,6 @@ import numpy.typing as npt
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.csr import by_key, count_keys
-from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Exchange, Progress, Route, even_bounds, owners_of
 from mpigraph.partition.loops import number_by_key, sort_rows
@@ -177,9 +176,8 @@ def arrays_of(source: GraphSource) -> tuple[list[Arrays], list[Arrays]]:
         named: list[Arrays] = [{n: feature.values for n, feature in tables.get(owner, {}).items()} for owner in names]
         return [{**table, ORIGINAL_IDS: own} for table, own in zip(named, ids, strict=True)] if ids else named
 
-    keys = map(relation_key, source.schema.relations)
     of_nodes = arrays(source.schema.ntypes, source.node_feats, source.node_ids)
-    return of_nodes, arrays(keys, source.edge_feats, source.edge_ids)
+    return of_nodes, arrays(source.schema.relation_keys, source.edge_feats, source.edge_ids)
 
 
 def to_carry(arrays: Arrays) -> Arrays:
