@@ -66,18 +66,6 @@ def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_in
     return kept
 
 
-@njit(inline="always")
-def _pair_word(u: Any, v: Any) -> Any:
-    """Return a hash of an unordered pair, 0 for one node twice, with the sign of its direction."""
-    # the mixer of kernels/rng.py on a word that is distinct for each pair
-    word = np.uint64(min(u, v)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(max(u, v))
-    word ^= word >> np.uint64(31)
-    word *= np.uint64(0xBF58476D1CE4E5B9)
-    word ^= word >> np.uint64(27)
-    word *= np.uint64(0x94D049BB133111EB)
-    return word if u < v else np.uint64(0) - word if u > v else np.uint64(0)
-
-
 @njit()
 def add_asymmetry(src: Array, dst: Array, total: U64) -> None:
     """Add a hash of each edge; modulo 2**64 the sum of all is 0 if each edge has its reverse, and seldom if not.
@@ -86,7 +74,12 @@ def add_asymmetry(src: Array, dst: Array, total: U64) -> None:
     remainder except with probability 2**-64.
     """
     for i in range(len(src)):
-        total[0] += _pair_word(src[i], dst[i])
+        u, v = src[i], dst[i]
+        word = mix64(np.uint64(min(u, v)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(max(u, v)))
+        if u < v:
+            total[0] += word
+        elif u > v:
+            total[0] -= word
 
 
 @njit()

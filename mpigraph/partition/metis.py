@@ -20,7 +20,7 @@ from mpigraph.errors import PartitionError
 from mpigraph.log import get_logger
 from mpigraph.partition.assigning import Method, Task, Workload, limits, loads_of, spread_types
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.multilevel.dist_csr import finest_level
+from mpigraph.partition.multilevel.levels import finest_level
 from mpigraph.partition.multilevel.loops import Rows
 from mpigraph.partition.multilevel.refinement import balanced
 

@@ -18,8 +18,7 @@ from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.partition.assigning import ROUND_BYTES, Method, Task, Workload, limits, loads_of
 from mpigraph.partition.metis import call_metis
-from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, finest_level
+from mpigraph.partition.multilevel.levels import Descent, Level, contract, find_clusters, finest_level
 from mpigraph.partition.multilevel.loops import Rows, hashes
 from mpigraph.partition.multilevel.refinement import refine, violation
 

@@ -16,7 +16,7 @@ from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.assigning import loads_of
 from mpigraph.partition.loops import tally
-from mpigraph.partition.multilevel.dist_csr import Level
+from mpigraph.partition.multilevel.levels import Level
 from mpigraph.partition.multilevel.loops import Moves, best_parts, confirm_moves, hashes, leaving_parts
 
 REBALANCING_ROUNDS = 6

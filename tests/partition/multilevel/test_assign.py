@@ -13,9 +13,9 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition import source
 from mpigraph.partition.assigning import Task, limits
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.multilevel import assign as assigning, clustering, dist_csr, refinement
+from mpigraph.partition.multilevel import assign as assigning, levels, refinement
 from mpigraph.partition.multilevel.assign import assign
-from mpigraph.partition.multilevel.dist_csr import finest_level
+from mpigraph.partition.multilevel.levels import finest_level
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
@@ -97,8 +97,8 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     bounds = even_bounds(1600, comm.size)
     if criteria == 1:
         monkeypatch.setattr(assigning, "_MAX_EDGES", 2000)  # so that METIS sees a sample
-        monkeypatch.setattr(clustering, "_PACKED", 10)  # so that nodes are packed in several rounds
-        monkeypatch.setattr(dist_csr, "_CHUNK", 100)
+        monkeypatch.setattr(levels, "_PACKED", 10)  # so that nodes are packed in several rounds
+        monkeypatch.setattr(levels, "_CHUNK", 100)
         monkeypatch.setattr(refinement, "_CHUNK", 100)
     else:
         bounds = np.array([0, *sorted([17, 900, 900][: comm.size - 1]), 1600])  # with four ranks one has nothing

@@ -8,8 +8,7 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.assign import spread
-from mpigraph.partition.multilevel.clustering import contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, finest_level
+from mpigraph.partition.multilevel.levels import Level, contract, find_clusters, finest_level
 from mpigraph.partition.multilevel.refinement import global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.source import GraphSource
