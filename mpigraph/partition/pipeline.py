@@ -205,7 +205,7 @@ class _Run:
                 "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
                 "features": _word_of(infos),
                 "rows of features": _word_of(rows),
-                "assignment and balance classes": _word_of([_sampled(values) for _, values in self.given()]),
+                "assignment and balance classes": _word_of([_sampled(given) for _, given in self.given()]),
                 "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if several]),
             }
         self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)

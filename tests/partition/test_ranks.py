@@ -185,8 +185,7 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
         "types:": typed_source(),
         "features:": replace(skewed(50, 200), node_feats={}),
     }  # fmt: skip
-    rows = ["edges", "edges", "rows of node feature 'id'", "rows of edge feature 'ends'"]
-    rows += ["assignment and balance classes"] * 2
+    rows = ["edges", "edges", *["rows of features"] * 2, *["assignment and balance classes"] * 2]
     with shared_folder(comm) as folder:
         for name, other in rest.items():
             own = {name: other} if comm.rank == last else {}
