@@ -186,8 +186,7 @@ def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exc
 def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ranks: int) -> None:
     note(f"{work.num_nodes} nodes, {work.num_edges} directed edges{_types(source)}")
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
-    for stage, size in foreseen.stages.items():
-        note(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}")
+    note(f"memory forecast: {foreseen.memory / 2**30:.2f} GiB{of}")
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
     note(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}")
 

@@ -60,30 +60,23 @@ def check_options(
 class Forecast(NamedTuple):
     """An estimate of the memory and disk that partitioning takes."""
 
-    stages: dict[str, int]  # the peak memory of the largest rank in each stage, bytes, without pages of files
-    mapping: bool  # the edges of the levels of clusters lie in temporary files
+    memory: int  # the peak of the largest rank, bytes, without pages of files
     scratch: int  # the largest size of a rank's temporary files, bytes
-
-    @property
-    def memory(self) -> int:
-        """The peak of all stages, bytes."""
-        return max(self.stages.values())
+    mapping: bool  # the edges of the levels of clusters lie in temporary files
 
 
 def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     """Return an estimate for a number of ranks, with large arrays of the method in memory or in mapped files."""
     nodes = -(-work.num_nodes // ranks)
     edges = -(-work.num_edges // ranks)
-    of_part = -(-work.num_edges // work.num_parts)
     carrying = _CARRYING if work.carried else 0
     assigning, scratch = METHODS[work.method].memory(work, ranks, mapping)
     relabelling = 24 * nodes + (160 << 20 if ranks == 1 else ROUND_BYTES) + carrying
     writing = 20 * nodes + 40 * -(-work.num_nodes // work.num_parts) + carrying
-    writing += 80 * min(BUCKET_BYTES // 12, of_part)
+    writing += 80 * min(BUCKET_BYTES // 12, -(-work.num_edges // work.num_parts))
     scratch = max(scratch, edges * (24 if max(work.num_nodes, work.num_edges) >= 2**31 else 12))
-    stages = {"assign nodes": assigning, "relabel edges": relabelling, "write parts": writing}
-    stages = {stage: work.held + size for stage, size in stages.items()}
-    return Forecast(stages, mapping, scratch + -(-work.carried // ranks))
+    memory = work.held + max(assigning, relabelling, writing)
+    return Forecast(memory, scratch + -(-work.carried // ranks), mapping)
 
 
 def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:

@@ -19,13 +19,6 @@ from mpigraph.partition.spill import Scratch
 TOLERANCE = 1.05
 
 
-class Criteria(NamedTuple):
-    """Weights that parts are to hold evenly."""
-
-    names: list[str]
-    weights: I32  # int32[own nodes, criteria]
-
-
 @dataclass(frozen=True, eq=False)
 class Task:
     """A graph whose nodes are to be assigned. Ranks own ranges of nodes, types one after the other."""
@@ -69,8 +62,10 @@ class Task:
 
 
 @collective("ranks")
-def balance_criteria(task: Task, classes: Mapping[str, Array] | None = None, balance_edges: bool = False) -> Criteria:
-    """Return the criteria to balance, and the weights of each node.
+def balance_criteria(
+    task: Task, classes: Mapping[str, Array] | None = None, balance_edges: bool = False
+) -> tuple[list[str], I32]:
+    """Return the names of weights that parts are to hold evenly, and int32[own nodes, criteria].
 
     Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
     have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
@@ -104,7 +99,7 @@ def balance_criteria(task: Task, classes: Mapping[str, Array] | None = None, bal
         weights[own, column] = of_own
     if balance_edges:
         weights[:, -1] = np.minimum(_in_degrees(task), 2**31 - 1)
-    return Criteria(names, weights)
+    return names, weights
 
 
 ALL_NODES = np.empty(0, np.int64)

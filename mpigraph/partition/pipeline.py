@@ -252,8 +252,8 @@ class _Run:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
-        criteria = balance_criteria(self.task, self.classes, self.balance_edges)
-        task = replace(self.task, weights=criteria.weights, report=report)
+        names, weights = balance_criteria(self.task, self.classes, self.balance_edges)
+        task = replace(self.task, weights=weights, report=report)
         if self.took:
             parts = task.on_first(lambda: np.asarray(kept))
         else:
@@ -264,9 +264,9 @@ class _Run:
                 if exchange.rank == 0:
                     self.left.write_assignment(word, whole)
             del whole
-        loads = exchange.total(loads_of(criteria.weights, parts, num_parts))
+        loads = exchange.total(loads_of(weights, parts, num_parts))
         self.progress(stage, steps, steps)
-        return parts, measured_balance(criteria.names, loads)
+        return parts, measured_balance(names, loads)
 
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""

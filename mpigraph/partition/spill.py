@@ -35,13 +35,13 @@ class Scratch:
         self.limit = limit
         self.mapping = mapping
 
-    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array to be filled, [count]; raise StorageError if the disk has no space for it."""
-        return self.new(count, dtype) if self.mapping else np.empty(count, dtype)
+    def empty(self, count: int, dtype: npt.DTypeLike, mapping: bool = False) -> Array:
+        """Return an array to be filled, [count]; in a file if it is large, and the scratch or ``mapping`` says so.
 
-    def new(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array to be filled, [count], in a file if it is large; raise StorageError if the disk is full."""
-        return self._mapped(count, dtype) if count * np.dtype(dtype).itemsize > self.limit else np.empty(count, dtype)
+        Raises StorageError if the disk has no space for it.
+        """
+        is_large = count * np.dtype(dtype).itemsize > self.limit
+        return self._mapped(count, dtype) if is_large and (mapping or self.mapping) else np.empty(count, dtype)
 
     def park(self, values: Array) -> Array:
         """Move an array that is not used for a while into a file, if it is large and in none; return it.
@@ -76,7 +76,6 @@ class Spill:
         self._written: list[list[tuple[int, int]]] = []  # (offset, bytes)
         self._in_memory = 0
         self._file: BufferedRandom | None = None
-        self.num_rows = 0  # that have come
 
     def new_groups(self, count: int) -> int:
         """Begin some groups; return the number of the first."""
@@ -95,7 +94,6 @@ class Spill:
         ends = np.cumsum(counts) * (len(ordered) // max(len(rows), 1))
         for group in np.flatnonzero(counts).tolist():
             self._pending[first + group].append(ordered[ends[group - 1] if group else 0 : ends[group]])
-        self.num_rows += len(rows)
         self._in_memory += len(ordered)
         if self._in_memory > self._scratch.limit:
             self._flush()
@@ -108,7 +106,7 @@ class Spill:
         written, pending = self._written[group], self._pending[group]
         self._written[group], self._pending[group] = [], []
         count = (sum(size for _, size in written) + sum(map(len, pending))) // np.dtype(dtype).itemsize
-        rows = self._scratch.new(count, dtype) if mapped else np.empty(count, dtype)
+        rows = self._scratch.empty(count, dtype, mapped)
         data = rows.view(np.uint8)
         at = 0
         with storage_errors(self._scratch.folder, "read a temporary file"):
@@ -154,14 +152,11 @@ class MatrixSpill:
         self._step = max(1, -(-num_rows // _RANGES))
         self._entries = Spill(scratch)
         self._entries.new_groups(-(-num_rows // self._step))
-
-    @property
-    def num_entries(self) -> int:
-        """Number of entries that have come."""
-        return self._entries.num_rows
+        self.num_entries = 0  # that have come
 
     def add(self, entries: Array) -> None:
         """Add entries, [n, columns]; the first column is the row."""
+        self.num_entries += len(entries)
         self._entries.add(entries[:, 0] // self._step, entries)
 
     def take(self) -> Iterator[tuple[int, int, I64, list[Array]]]:

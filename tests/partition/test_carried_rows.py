@@ -195,7 +195,7 @@ def test_rows_that_memory_does_not_hold_lie_in_a_file(tmp_path: Path) -> None:
     graph = in_blocks(hub(2, 3000), [])
     scratch = Scratch(tmp_path, limit=1000)
     mapped: list[int] = []
-    new = scratch.new
-    scratch.new = lambda count, dtype: mapped.append(count) or new(count, dtype)  # type: ignore[method-assign]
+    new = scratch._mapped
+    scratch._mapped = lambda count, dtype: mapped.append(count) or new(count, dtype)  # type: ignore[method-assign]
     partition_source(graph, "g", 1, tmp_path / "out", "random", exchange=ALONE, scratch=scratch)
     assert max(mapped) > 1000

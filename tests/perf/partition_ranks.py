@@ -52,13 +52,14 @@ def main():
         rows = np.array([[round(1000 * cpu), peak] for _, _, cpu, peak in stages.found], np.int64)
         everyone = exchange.gather(rows).reshape(exchange.size, len(rows), 2)
         if exchange.rank == 0:
-            print(f"{seconds:.1f} s on {exchange.size} rank(s); mapping {foreseen.mapping}; report {result.report}")
-            print("| stage | s | CPU s of a rank | MiB of a rank | forecast |")
-            print("|---|---|---|---|---|")
+            print(
+                f"{seconds:.1f} s on {exchange.size} rank(s); forecast {foreseen.memory >> 20} MiB a rank, mapping {foreseen.mapping}; report {result.report}"
+            )
+            print("| stage | s | CPU s of a rank | MiB of a rank |")
+            print("|---|---|---|---|")
             for number, (stage, wall, _, _) in enumerate(stages.found):
                 cpu, peak = everyone[:, number].max(axis=0)
-                expected = foreseen.stages.get(re.sub(r" \(.*", "", stage), 0) >> 20
-                print(f"| {stage} | {wall:.1f} | {cpu / 1000:.1f} | {peak >> 20} | {expected} |")
+                print(f"| {stage} | {wall:.1f} | {cpu / 1000:.1f} | {peak >> 20} |")
 
 
 class Stages:

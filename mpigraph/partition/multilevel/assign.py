@@ -171,17 +171,12 @@ def _sample(level: Level, seed: int) -> I64:
 
 def _edges(level: Level) -> Iterator[tuple[I64, I64, I64]]:
     """Yield chunks of this rank's edges: keys of both ends, and weights."""
-    first = 0
-    indptr, indices, of_edges = level.rows
-    while first < level.num_own:
-        after = int(np.searchsorted(indptr, indptr[first] + _CHUNK, side="right"))
-        last = min(max(after - 1, first + 1), level.num_own)
-        entries = slice(int(indptr[first]), int(indptr[last]))
-        src = np.repeat(level.keys[first:last], np.diff(indptr[first : last + 1]))
-        dst = level.keys[indices[entries]]
-        weights = of_edges[entries] if len(of_edges) else np.ones(len(src), np.int32)
-        yield src, dst, weights.astype(np.int64)
-        first = last
+    indptr, indices, weights = level.rows
+    for begin in range(0, len(indices), _CHUNK):
+        dst = level.keys[indices[begin : begin + _CHUNK]]
+        rows = np.searchsorted(indptr, np.arange(begin, begin + len(dst)), side="right") - 1
+        of_edges = weights[begin : begin + _CHUNK] if len(weights) else np.ones(len(dst), np.int32)
+        yield level.keys[rows], dst, of_edges.astype(np.int64)
 
 
 def _threshold(histogram: I64) -> int:

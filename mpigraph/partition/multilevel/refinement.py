@@ -35,12 +35,6 @@ def violation(loads: I64, limits: I64) -> float:
 
 
 @collective("ranks")
-def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], the weights of the parts."""
-    return level.exchange.total(loads_of(level.weights, parts[: level.num_own], num_parts))
-
-
-@collective("ranks")
 def refine(level: Level, parts: I32, num_parts: int, limits: I64, seed: int, finest: bool, many: bool = False) -> I32:
     """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``finest`` level must end in balance.
 
@@ -76,7 +70,7 @@ class _Refinement:
         self._seed = seed
         self._step = 0
         self.parts = parts
-        self._loads = global_loads(level, parts, num_parts)
+        self._loads = level.exchange.total(loads_of(level.weights, parts[: level.num_own], num_parts))
         self._scale = _scale(level)
         self._locked = np.zeros(level.num_own, np.bool_)
         self._moves = Moves(np.full(len(parts), -1, np.int32), np.zeros(len(parts), np.int32))

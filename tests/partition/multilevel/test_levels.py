@@ -5,11 +5,11 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.assigning import Task
+from mpigraph.partition.assigning import Task, loads_of
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.assign import spread
 from mpigraph.partition.multilevel.levels import Level, contract, find_clusters, finest_level
-from mpigraph.partition.multilevel.refinement import global_loads, refine
+from mpigraph.partition.multilevel.refinement import refine
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
@@ -28,6 +28,10 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])].astype("i4")
     graph = GraphSource(Schema.homogeneous(), (NODES,), ((shuffle[src], shuffle[dst]),))
     return finest_level(Task(graph, 4, bounds, MPIExchange(comm), weights=weights))
+
+
+def global_loads(level: Level, parts: npt.NDArray[np.int32], num_parts: int) -> npt.NDArray[np.int64]:
+    return level.exchange.total(loads_of(level.weights, parts[: level.num_own], num_parts))
 
 
 def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
