@@ -39,9 +39,8 @@ from mpigraph.partition.assign import METHODS, check_options
 from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.loops import add_asymmetry, add_digest
-from mpigraph.partition.part_writer import PartWriter
+from mpigraph.partition.part_writer import Numbering, PartWriter
 from mpigraph.partition.row_arrays import RowArray, release
-from mpigraph.partition.shuffle import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import bytes_of_part
@@ -176,8 +175,8 @@ class _Run:
         elif self.resume and self.took:
             self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
-        arrivals = self.write_parts(content, numbering, done)
-        result = self.write_config(identity, content, numbering, arrivals, balance)
+        writer = self.write_parts(content, numbering, done)
+        result = self.write_config(identity, content, writer, balance)
         if exchange.rank == 0:
             self.left.remove()
         return result
@@ -303,30 +302,29 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> Arrivals:
+    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> PartWriter:
         """Relabel all edges, and write the incomplete parts."""
-        arrivals = Arrivals(self.task, numbering, done)
-        arrivals.receive(self.progress)
+        writer = PartWriter(self.task, numbering, done, self.graph_name, content, self.out)
+        writer.receive(self.progress)
         give_back()
-        writer = PartWriter(arrivals, self.graph_name, content, self.out)
-        missing = [part for part in arrivals.parts if not done[part]]
+        missing = [part for part in writer.parts if not done[part]]
         with self.exchange.together("writing the parts"):
             for number, part in enumerate(missing):
                 self.progress("write parts", number, len(missing))
                 writer.write(part)
             self.progress("write parts", len(missing), len(missing))
-        arrivals.close()
-        return arrivals
+        writer.close()
+        return writer
 
     def write_config(
-        self, identity: str, content: str, numbering: Numbering, arrivals: Arrivals, balance: Mapping[str, float]
+        self, identity: str, content: str, writer: PartWriter, balance: Mapping[str, float]
     ) -> PartitionResult:
-        source, cut = self.source, arrivals.cut
+        source, cut = self.source, writer.cut
         fraction = round(cut / max(sum(source.edge_counts), 1), 4)
         report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
-        edges = np.pad(np.cumsum(arrivals.counts, axis=0), ((1, 0), (0, 0))).T
+        edges = np.pad(np.cumsum(writer.counts, axis=0), ((1, 0), (0, 0))).T
         config = PartConfig(
-            self.graph_name, self.method, RangeBook(source.schema, numbering.offsets, edges), *feature_infos(source),
+            self.graph_name, self.method, RangeBook(source.schema, writer.numbering.offsets, edges), *feature_infos(source),
             PartConfig.default_files(self.task.num_parts), report, self.out, identity, content, source.shared,
             tuple(source.shared_features),
         )  # fmt: skip

@@ -52,9 +52,8 @@ def main():
         rows = np.array([[round(1000 * cpu), peak] for _, _, cpu, peak in stages.found], np.int64)
         everyone = exchange.gather(rows).reshape(exchange.size, len(rows), 2)
         if exchange.rank == 0:
-            print(
-                f"{seconds:.1f} s on {exchange.size} rank(s); forecast {foreseen.memory >> 20} MiB a rank, mapping {foreseen.mapping}; report {result.report}"
-            )
+            told = f"forecast {foreseen.memory >> 20} MiB a rank, mapping {foreseen.mapping}"
+            print(f"{seconds:.1f} s on {exchange.size} rank(s); {told}; report {result.report}")
             print("| stage | s | CPU s of a rank | MiB of a rank |")
             print("|---|---|---|---|")
             for number, (stage, wall, _, _) in enumerate(stages.found):
