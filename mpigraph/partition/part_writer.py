@@ -9,11 +9,10 @@ Edges are sorted by (new destination, new source, original edge). Relations that
 much as one with as many edges.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate, repeat
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -24,37 +23,36 @@ from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.assigning import Task
 from mpigraph.partition.exchange import Progress, Route, owners_of
 from mpigraph.partition.loops import number_by_key
-from mpigraph.partition.row_arrays import concatenated, release
+from mpigraph.partition.row_arrays import RowArray, concatenated, release
 from mpigraph.partition.shuffle import ORIGINAL_IDS, Arrays, Shuffle, Writers, arrays_of
-from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, edge_chunks
+from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.storage import format as stored
+from mpigraph.storage.contents import datasets
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardWriter
+from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
 _CHUNK_BYTES = 32 << 20
-_NUMBERS = Feature(np.empty(0, np.int64), "int64")  # of nodes and edges, where they have no other ids
 Column: TypeAlias = Callable[[Array, I64, I64], None]
 """A function that appends the rows of records to a dataset. It gets the records, their numbers (int64[n]), and the
 bounds between which those of each place in the table lie."""
+Datasets: TypeAlias = Mapping[tuple[str, str], DatasetWriter]
+"""The datasets of a part, by file and name."""
 
 
 def _column(
-    file: ShardWriter, dataset: str, count: int, shuffle: Shuffle, name: str, features: Sequence[Feature],
-    places: Sequence[int] = (0,),
-) -> Column:  # fmt: skip
-    """Begin the dataset of a feature of nodes, or of relations at some places in their table; or of original ids.
+    writer: DatasetWriter, shuffle: Shuffle, name: str, arrays: Sequence[RowArray], places: Sequence[int] = (0,)
+) -> Column:
+    """Return the column of a feature of nodes, or of relations at some places in their table; or of original ids.
 
-    Without features these are the numbers of the records.
+    Without arrays these are the numbers of the records.
     """
-    form = features[0] if features else _NUMBERS
-    writer = file.create(dataset, (count, *form.values.shape[1:]), form.info.stored)
     if name in shuffle.carried:
         field = shuffle.carried[name]
         return lambda records, numbers, bounds: writer.write(records[field])
-    arrays = [feature.values for feature in features]
     rows = concatenated(arrays) if arrays else None
     runs = [*zip(places, accumulate(map(len, arrays), initial=0) if arrays else repeat(0), strict=False)]
-    step = max(1, _CHUNK_BYTES // max(form.values.dtype.itemsize * int(np.prod(form.values.shape[1:])), 1))
+    size = 8 if rows is None else rows.dtype.itemsize * int(np.prod(rows.shape[1:]))
+    step = max(1, _CHUNK_BYTES // max(size, 1))
 
     def write(records: Array, numbers: I64, bounds: I64) -> None:
         ids = np.concatenate([numbers[bounds[place] : bounds[place + 1]] + first for place, first in runs])
@@ -155,18 +153,19 @@ class EdgeTable:
 class PartWriter:
     """Writer of the parts of one graph: their nodes and edges come to this rank, and go to files.
 
-    Nothing travels to parts that are ``done`` (bool[parts]), and they are not written. Files are of a graph's name and
-    content, in the folder ``out``.
+    Nothing travels to parts that are ``done`` (bool[parts]), and they are not written.
 
     Attributes (besides ``source`` and ``numbering``):
+        config: the partitioned graph; needed to write.
         parts: a range; this rank writes those that are not done.
         nodes: the nodes of each type; their numbers are original ids.
         tables: the edges; numbers are positions in the table.
         counts: int64[parts, relations], the edges of all parts, and ``cut``, how many come from other parts.
     """
 
-    def __init__(self, task: Task, numbering: Numbering, done: Mask, graph_name: str, content: str, out: Path) -> None:
-        self._graph_name, self._content, self._out = graph_name, content, out
+    config: PartConfig
+
+    def __init__(self, task: Task, numbering: Numbering, done: Mask) -> None:
         self.source = source = task.source
         self.numbering = numbering
         self._writers = writers = Writers(task.exchange, done, task.scratch)
@@ -243,34 +242,36 @@ class PartWriter:
 
     def write(self, part: int) -> None:
         """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
+        config = self.config
         with ExitStack() as stack:
-            graph, node_feats, edge_feats = (
-                stack.enter_context(ShardWriter(self._out / name, self._graph_name, part, self._content))
-                for name in PartConfig.files_of(part).values()
-            )
+            files = {
+                which: stack.enter_context(
+                    ShardWriter(config.part_path(part, which), config.graph_name, part, config.content)
+                )
+                for which in config.files_of(part)
+            }
+            begun = {(which, name): files[which].create(name, *info) for which, name, info in datasets(config, part)}
             for ntype_id in range(len(self.source.schema.ntypes)):
-                self._write_nodes(graph, node_feats, ntype_id, part)
+                self._write_nodes(begun, ntype_id, part)
             for table in self.tables:
-                self._write_edges(graph, edge_feats, table, part)
+                self._write_edges(begun, table, part)
 
-    def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
+    def _write_nodes(self, begun: Datasets, ntype_id: int, part: int) -> None:
         """Write the nodes of a type."""
         source = self.source
         ntype = source.schema.ntypes[ntype_id]
         shuffle = self.nodes[ntype_id]
-        count = int(np.diff(self.numbering.offsets[ntype_id])[part])
-        of = partial(_column, count=count, shuffle=shuffle)
         columns = [
-            of(feats, stored.node_feature_name(ntype, name), name=name, features=[feature])
+            _column(begun["node_feats", stored.node_feature_name(ntype, name)], shuffle, name, [feature.values])
             for name, feature in source.node_feats.get(ntype, {}).items()
         ]
-        ids = [] if source.node_ids is None else [Feature(source.node_ids[ntype_id], "int64")]
-        columns.append(of(graph, stored.node_orig_ids_name(ntype), name=ORIGINAL_IDS, features=ids))
+        ids = [] if source.node_ids is None else [source.node_ids[ntype_id]]
+        columns.append(_column(begun["part_graph", stored.node_orig_ids_name(ntype)], shuffle, ORIGINAL_IDS, ids))
         for records in shuffle.take(part):
             for write in columns:
                 write(records, records["number"].astype(np.int64), np.array([0, len(records)]))
 
-    def _write_edges(self, graph: ShardWriter, feats: ShardWriter, table: EdgeTable, part: int) -> None:
+    def _write_edges(self, begun: Datasets, table: EdgeTable, part: int) -> None:
         """Write the in-edges of a part's nodes: a table of one relation's own, or one that relations share."""
         source = self.source
         relations = table.relations
@@ -278,15 +279,10 @@ class PartWriter:
         key = source.schema.relation_keys[relations[0]]
         name_of = partial(stored.relation_dataset_name, key) if is_own else stored.shared_dataset_name
         width = stored.index_dtype(source.num_nodes[table.ends[0, 0]] if is_own else max(source.num_nodes))
-        counts = self.counts[part]
-        count = int(counts[relations].sum())
-        ends = {
-            name: graph.create(name_of(name), (count,), width.name) for name in ["destinations", "indices"][is_own:]
-        }
-        columns = self._edge_features(feats, table, counts)
-        ids = [] if source.edge_ids is None else [Feature(source.edge_ids[r], "int64") for r in relations]
-        places = range(len(relations))
-        columns.append(_column(graph, name_of("orig_ids"), count, table.shuffle, ORIGINAL_IDS, ids, places))
+        columns = self._edge_features(begun, table)
+        ids = [] if source.edge_ids is None else [source.edge_ids[r] for r in relations]
+        original = begun["part_graph", name_of("orig_ids")]
+        columns.append(_column(original, table.shuffle, ORIGINAL_IDS, ids, range(len(relations))))
         first_keys = table.keys[part * len(relations) : (part + 1) * len(relations) + 1]
         indptr = np.zeros(first_keys[1] - first_keys[0] + 1, np.int64)
         for records in table.shuffle.take(part):
@@ -296,18 +292,19 @@ class PartWriter:
             if is_own:
                 count_keys(keys, 1 - int(first_keys[0]), indptr)
             else:
-                ends["destinations"].write((keys - np.repeat(first_keys[:-1], of_relations)).astype(width))
-            ends["indices"].write(records["source"].astype(width, copy=False))
+                destinations = (keys - np.repeat(first_keys[:-1], of_relations)).astype(width)
+                begun["part_graph", name_of("destinations")].write(destinations)
+            begun["part_graph", name_of("indices")].write(records["source"].astype(width, copy=False))
             numbers = records["number"] - np.repeat(table.first_edges[:-1], of_relations)
             for write in columns:
                 write(records, numbers, bounds)
         if is_own:
-            graph.add(name_of("indptr"), np.cumsum(indptr))
-            degrees = [records["degree"] for records in table.degrees.take(part)]
-            graph.add(name_of("out_degrees"), np.concatenate([np.empty(0, np.int64), *degrees]))
+            begun["part_graph", name_of("indptr")].write(np.cumsum(indptr))
+            for records in table.degrees.take(part):
+                begun["part_graph", name_of("out_degrees")].write(records["degree"])
 
-    def _edge_features(self, feats: ShardWriter, table: EdgeTable, counts: I64) -> list[Column]:
-        """Begin the features of relations: those that relations share in one dataset, and others."""
+    def _edge_features(self, begun: Datasets, table: EdgeTable) -> list[Column]:
+        """Return the features of relations: those that relations share in one dataset, and others."""
         source = self.source
         places = {relation: place for place, relation in enumerate(table.relations)}
         shared = source.shared_features if len(places) > 1 else []
@@ -319,8 +316,7 @@ class PartWriter:
             groups += [(stored.edge_feature_name(keys[relation], name), name, (relation,)) for name in names]
         columns = []
         for dataset, name, relations in groups:
-            features = [source.edge_feats[keys[relation]][name] for relation in relations]
-            count = int(counts[list(relations)].sum())
+            arrays = [source.edge_feats[keys[relation]][name].values for relation in relations]
             own = [places[relation] for relation in relations]
-            columns.append(_column(feats, dataset, count, table.shuffle, name, features, own))
+            columns.append(_column(begun["edge_feats", dataset], table.shuffle, name, arrays, own))
         return columns

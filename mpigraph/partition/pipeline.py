@@ -175,11 +175,16 @@ class _Run:
         elif self.resume and self.took:
             self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
-        writer = self.write_parts(content, numbering, done)
-        result = self.write_config(identity, content, writer, balance)
+        writer = PartWriter(self.task, numbering, done)
+        writer.receive(self.progress)
+        give_back()
+        writer.config = config = self.config_of(writer, identity, content, balance)
+        self.write_parts(writer, done)
+        self.write_config(config)
         if exchange.rank == 0:
             self.left.remove()
-        return result
+        get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, self.method, config.report)
+        return PartitionResult(config.path, config.report)
 
     def given(self) -> list[tuple[str, Array]]:
         """Return the balance classes of node types, and the assignment if there is one."""
@@ -302,11 +307,19 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> PartWriter:
-        """Relabel all edges, and write the incomplete parts."""
-        writer = PartWriter(self.task, numbering, done, self.graph_name, content, self.out)
-        writer.receive(self.progress)
-        give_back()
+    def config_of(self, writer: PartWriter, identity: str, content: str, balance: Mapping[str, float]) -> PartConfig:
+        source, cut = self.source, writer.cut
+        fraction = round(cut / max(sum(source.edge_counts), 1), 4)
+        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
+        edges = np.pad(np.cumsum(writer.counts, axis=0), ((1, 0), (0, 0))).T
+        book = RangeBook(source.schema, writer.numbering.offsets, edges)
+        return PartConfig(
+            self.graph_name, self.method, book, *feature_infos(source), PartConfig.default_files(book.num_parts),
+            report, self.out, identity, content, source.shared, tuple(source.shared_features),
+        )  # fmt: skip
+
+    def write_parts(self, writer: PartWriter, done: Mask) -> None:
+        """Write the incomplete parts."""
         missing = [part for part in writer.parts if not done[part]]
         with self.exchange.together("writing the parts"):
             for number, part in enumerate(missing):
@@ -314,25 +327,11 @@ class _Run:
                 writer.write(part)
             self.progress("write parts", len(missing), len(missing))
         writer.close()
-        return writer
 
-    def write_config(
-        self, identity: str, content: str, writer: PartWriter, balance: Mapping[str, float]
-    ) -> PartitionResult:
-        source, cut = self.source, writer.cut
-        fraction = round(cut / max(sum(source.edge_counts), 1), 4)
-        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
-        edges = np.pad(np.cumsum(writer.counts, axis=0), ((1, 0), (0, 0))).T
-        config = PartConfig(
-            self.graph_name, self.method, RangeBook(source.schema, writer.numbering.offsets, edges), *feature_infos(source),
-            PartConfig.default_files(self.task.num_parts), report, self.out, identity, content, source.shared,
-            tuple(source.shared_features),
-        )  # fmt: skip
+    def write_config(self, config: PartConfig) -> None:
         with self.exchange.together("writing the configuration"):
             if self.exchange.rank == 0:
                 config.write(self.out)
-        get_logger().info("%s in %d parts by %s: %s", self.graph_name, self.task.num_parts, self.method, report)
-        return PartitionResult(config.path, report)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
