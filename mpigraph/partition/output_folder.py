@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space, nearest_folder, read_text, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
-from mpigraph.storage.shard import ShardReader, ShardWriter
+from mpigraph.storage.shard import ShardReader
 
 _PART = re.compile(r"part([0-9]+)")
 _LEFT = re.compile(r"\.?(.+)\.assignment\.h5(\.tmp)?")
@@ -116,42 +116,25 @@ def remove_parts(folder: Path, kept: Mask) -> None:
                 directory.rmdir()  # fails unless it is empty
 
 
-class Leftovers(NamedTuple):
-    """The assignment that a run for a graph leaves in the graph's folder until the graph is written."""
+def assignment_path(folder: Path, graph_name: str) -> Path:
+    """Return the file of the assignment that a run for a graph leaves in the graph's folder until it is written."""
+    return folder / f"{graph_name}.assignment.h5"
 
-    folder: Path
-    graph_name: str
 
-    @property
-    def path(self) -> Path:
-        """The file of the assignment."""
-        return self.folder / f"{self.graph_name}.assignment.h5"
+def kept_assignment(path: Path, graph_name: str, word: str) -> I32 | None:
+    """Return a kept assignment, int32[all nodes], if ``word`` is the hash of all that it depends on.
 
-    def read_assignment(self, word: str) -> I32 | None:
-        """Return the assignment, int32[all nodes], if ``word`` is the hash of all that it depends on.
-
-        None if it is missing, of something else, or damaged; the log says so.
-        """
-        if not self.path.exists():
-            return None
-        try:
-            parts: I32 = ShardReader(self.path, self.graph_name, identity=word).read("parts")
-        except ShardFormatError as error:
-            get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
-            return None
-        get_logger().warning("the assignment of an interrupted run is taken from %s", self.path)
-        return parts
-
-    def write_assignment(self, word: str, parts: I32) -> None:
-        """Keep an assignment, int32[all nodes], or raise StorageError."""
-        with ShardWriter(self.path, self.graph_name, 0, word, durable=True) as file:
-            file.add("parts", parts)
-
-    def remove(self) -> None:
-        """Remove the assignment, now that the graph is written."""
-        with suppress(OSError):  # the graph stands
-            self.path.unlink(missing_ok=True)
-            temporary_name(self.path).unlink(missing_ok=True)
+    None if it is missing, of something else, or damaged; the log says so.
+    """
+    if not path.exists():
+        return None
+    try:
+        parts: I32 = ShardReader(path, graph_name, identity=word).read("parts")
+    except ShardFormatError as error:
+        get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
+        return None
+    get_logger().warning("the assignment of an interrupted run is taken from %s", path)
+    return parts
 
 
 def bytes_of_parts(folder: Path, num_parts: int) -> int:

@@ -7,10 +7,10 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
-A run that is killed leaves the assignment (:class:`.Leftovers`) and whole parts for the next run, which goes through
-the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content. The content
-has a few rows of the features only, and features of a finished graph may have changed: only parts beside an assignment,
-which a finished run removes, are kept. So a run removes all parts before it leaves an assignment.
+A run that is killed leaves the assignment and whole parts for the next run, which goes through the same stages, but
+assigns no nodes, and neither sends nor writes parts that stand with the same content. The content has a few rows of the
+features only, and features of a finished graph may have changed: only parts beside an assignment, which a finished run
+removes, are kept. So a run removes all parts before it leaves an assignment.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
 ranks nor on their memory.
@@ -18,7 +18,7 @@ ranks nor on their memory.
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
@@ -44,10 +44,10 @@ from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import bytes_of_part
-from mpigraph.storage.files import NewFile, check_space, storage_errors
+from mpigraph.storage.files import NewFile, check_space, storage_errors, temporary_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
-from mpigraph.storage.shard import verify
+from mpigraph.storage.shard import ShardWriter, verify
 
 _SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
@@ -156,7 +156,7 @@ class _Run:
         self.source = self.task.source
         self.exchange = self.task.exchange
         self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.balance_edges
-        self.left = output_folder.Leftovers(self.out, self.graph_name)
+        self.kept = output_folder.assignment_path(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
         exchange, num_parts = self.exchange, self.task.num_parts
@@ -182,7 +182,9 @@ class _Run:
         self.write_parts(writer, done)
         self.write_config(config)
         if exchange.rank == 0:
-            self.left.remove()
+            with suppress(OSError):  # the graph stands
+                self.kept.unlink(missing_ok=True)
+                temporary_name(self.kept).unlink(missing_ok=True)
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, self.method, config.report)
         return PartitionResult(config.path, config.report)
 
@@ -245,7 +247,7 @@ class _Run:
             if exchange.rank == 0:
                 hashes = [(name, blake2b(np.ascontiguousarray(values)).hexdigest()) for name, values in self.given()]
                 word = _word_of(topology, self.options, hashes)
-                kept = self.left.read_assignment(word)
+                kept = output_folder.kept_assignment(self.kept, self.graph_name, word)
                 if kept is None and self.resume:
                     self.tell("nothing to resume in %s: no assignment is of this graph and these options", self.out)
         self.took = exchange.sum_of(int(kept is not None)) > 0
@@ -266,7 +268,8 @@ class _Run:
             self.remove_all_but(np.zeros(num_parts, np.bool_))  # else the assignment would say that they are new
             with exchange.together("keeping the assignment"):
                 if exchange.rank == 0:
-                    self.left.write_assignment(word, whole)
+                    with ShardWriter(self.kept, self.graph_name, 0, word, durable=True) as file:
+                        file.add("parts", whole)
             del whole
         loads = exchange.total(loads_of(weights, parts, num_parts))
         self.progress(stage, steps, steps)
