@@ -48,21 +48,24 @@ def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
 
 
 @njit()
-def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_indptr: Array) -> int:
-    """Sort each row and append its distinct values to those of earlier rows.
+def distinct_in_rows(indptr: Array, values: Array, first: int, out_indptr: Array) -> int:
+    """Sort each row and keep its distinct values, at the beginning of ``values``; return how many there are.
 
-    indptr: int64[n + 1].  values: int[m], sorted here.  out: int[>= kept + m], filled from ``kept`` on.
-    out_indptr: int64[n + 1], filled here.  Returns the number of entries in ``out`` then.
+    indptr: int64[n + 1].  values: int[m], changed here.  first: entries of earlier rows.  out_indptr: int64[n + 1],
+    filled here.
     """
-    out_indptr[0] = kept
+    kept = 0
+    out_indptr[0] = first
     for row in range(len(indptr) - 1):
         entries = values[indptr[row] : indptr[row + 1]]
         entries.sort()
+        before = np.int64(-1)  # no value is negative
         for i in range(len(entries)):
-            if i == 0 or entries[i] != entries[i - 1]:
-                out[kept] = entries[i]
+            if entries[i] != before:
+                before = np.int64(entries[i])
+                values[kept] = entries[i]
                 kept += 1
-        out_indptr[row + 1] = kept
+        out_indptr[row + 1] = first + kept
     return kept
 
 

@@ -64,9 +64,8 @@ def assign(task: Task) -> I32:
     for depth in reversed(range(len(ways_back) + 1)):
         task.report(_CUT + (1 - _CUT) / 2 ** (depth + 1))
         if depth < len(ways_back):
-            level, descent = ways_back.pop()
-            parts = descent.project(parts)
-            del descent
+            level = ways_back[-1].level
+            parts = ways_back.pop().project(parts)
         parts = refine(level, parts, num_parts, within, seed + depth, depth == 0, bool(many))
     give_back()
     return parts[: len(weights)]
@@ -88,14 +87,14 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
 MULTILEVEL = Method(assign, _memory, objectives=("cut",), maps=True, reports=True)
 
 
-def _coarsest(task: Task, level: Level, totals: I64) -> tuple[Level, list[tuple[Level, Descent]]]:
-    """Return the coarsest level, and the ways back with the finer levels, the finest first.
+def _coarsest(task: Task, level: Level, totals: I64) -> tuple[Level, list[Descent]]:
+    """Return the coarsest level, and the ways back to finer levels, the finest first.
 
     ``totals``, int64[criteria], are the weights of all nodes.
     """
     target = max(LEAST, int(task.num_nodes * _FRACTION), OF_PARTS * task.num_parts)
     caps = np.clip(_CAP * totals // target, 2, 2**31 - 1)
-    ways_back: list[tuple[Level, Descent]] = []
+    ways_back: list[Descent] = []
     count = task.num_nodes
     while count > target * _SLACK and len(ways_back) < _LEVELS:
         clusters = find_clusters(level, caps, target, task.seed + len(ways_back))
@@ -106,8 +105,7 @@ def _coarsest(task: Task, level: Level, totals: I64) -> tuple[Level, list[tuple[
             break
         coarse, descent = contract(level, clusters, task.scratch)
         del clusters
-        ways_back.append((level.parked(task.scratch), descent.parked(task.scratch)))
-        del descent
+        ways_back.append(descent)
         level = coarse
         give_back()
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.rows.indices))

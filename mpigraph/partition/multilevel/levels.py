@@ -164,11 +164,6 @@ class Level:
         """The ranks."""
         return self.ghosts.exchange
 
-    def parked(self, scratch: Scratch) -> "Level":
-        """Return the level with its edges in files, while other levels are worked on."""
-        indptr, *of_edges = self.rows
-        return replace(self, rows=Rows(indptr, *map(scratch.park, of_edges)))
-
     @collective("ranks")
     def tell(self, values: Array, changed: Mask | None = None) -> None:
         """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date."""
@@ -213,19 +208,15 @@ def finest_level(task: Task) -> Level:
         rows[:, 0] -= first
         arrived.add(rows)
     indptr = np.zeros(last - first + 1, np.int64)
-    neighbours = scratch.empty(arrived.num_entries, dtype)  # pages that only repeats would need are never touched
+    indices = scratch.empty(arrived.num_entries, np.int32)  # pages that only repeats would need are never touched
+    table = NodeTable(np.arange(first, last), total)
     kept = 0
     for begin, end, starts, (sources,) in arrived.take():
-        kept = distinct_in_rows(starts, sources, neighbours, kept, indptr[begin : end + 1])
-    neighbours = neighbours[:kept]
-    table = NodeTable(np.arange(first, last), total)
-    indices = neighbours if dtype == np.int32 else scratch.empty(kept, np.int32)
-    if exchange.size > 1:  # else nodes are at their positions
-        for begin in range(0, kept, _CHUNK):
-            entries = slice(begin, begin + _CHUNK)
-            indices[entries] = table.positions(neighbours[entries])
-    del neighbours
-    rows_of_own = Rows(indptr, indices, np.empty(0, np.int32))
+        found = sources[: distinct_in_rows(starts, sources, kept, indptr[begin : end + 1])]
+        # one rank has all nodes at their positions
+        indices[kept : kept + len(found)] = table.positions(found) if exchange.size > 1 else found
+        kept += len(found)
+    rows_of_own = Rows(indptr, indices[:kept], np.empty(0, np.int32))
     return Level.of_rows(exchange, bounds, table, rows_of_own, task.weights)
 
 
@@ -416,16 +407,13 @@ def _sums_of(count: int) -> loops.Sums:
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """The way from the parts of a level back to those of the finer one."""
+    """The way from the parts of a level back to those of the finer one, which lies in files meanwhile."""
 
+    level: Level  # the finer one
     labels: I32  # int32[n + ghosts], the cluster of each node of the finer level
     leaders: I64  # int64[coarse n], the own nodes of the finer level with which the own clusters began
     mirror: Mirror  # keeps copies of remote clusters up to date
     num_clusters: int  # number of clusters that this rank knows
-
-    def parked(self, scratch: Scratch) -> "Descent":
-        """Return the way back with its labels in a file, while other levels are worked on."""
-        return replace(self, labels=scratch.park(self.labels))
 
     @collective("ranks")
     def project(self, parts: Array) -> Array:
@@ -453,7 +441,6 @@ def contract(level: Level, clusters: _Clusters, scratch: Scratch) -> tuple[Level
     weights = clusters.loads[leaders]
     clusters.loads = np.empty((0, weights.shape[1]), np.int32)  # no longer needed, nor is this:
     clusters.members = np.empty(0, np.int32)
-    descent = Descent(clusters.labels, leaders, clusters.mirror, len(clusters.table.keys))
     table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]))
     if exchange.size == 1:
         ((_, rows),) = _merged(level, clusters, len(level.rows.indices), scratch)
@@ -463,6 +450,9 @@ def contract(level: Level, clusters: _Clusters, scratch: Scratch) -> tuple[Level
             rows.indices[chunk] = table.positions(known[rows.indices[chunk]])
     else:
         rows = _assembled(level, clusters, table, len(leaders), scratch)
+    indptr, *of_edges = level.rows
+    finer = replace(level, rows=Rows(indptr, *map(scratch.park, of_edges)))
+    descent = Descent(finer, scratch.park(clusters.labels), leaders, clusters.mirror, len(clusters.table.keys))
     return Level.of_rows(exchange, level.ghosts.bounds, table, rows, weights), descent
 
 
