@@ -267,7 +267,6 @@ class _Clusters:
         sums: working memory of kernels.
     """
 
-    @collective("ranks")
     def __init__(self, level: Level, caps: I64, seed: int) -> None:
         self._level = level
         self._caps = caps
@@ -289,12 +288,10 @@ class _Clusters:
         """All clusters that this rank knows."""
         return loops.Clusters(self.labels, self.table.keys, self.loads, self.sums)
 
-    @collective("ranks")
     def count(self) -> int:
         """Return the number of clusters."""
         return self._level.exchange.sum_of(int(np.count_nonzero(self.members)))
 
-    @collective("ranks")
     def sub_round(self, turn: int) -> None:
         """Let the nodes of a turn choose a cluster."""
         level = self._level
@@ -364,7 +361,6 @@ class _Clusters:
             self.loads = np.concatenate([self.loads, loads])
             self.sums = _sums_of(len(self.loads))
 
-    @collective("ranks")
     def pack(self) -> None:
         """Join nodes that are alone with others that prefer the same cluster; nodes without edges by hash."""
         level = self._level

@@ -78,7 +78,6 @@ class _Refinement:
         self._best_loads = self._loads  # which no method changes in place
         self._best_value = (float("inf"), 0)
 
-    @collective("ranks")
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
         """Move and rebalance ``iterations`` times; stop early when nothing moves.
 
@@ -106,12 +105,10 @@ class _Refinement:
                 break
         self.compare()
 
-    @collective("ranks")
     def compare(self) -> None:
         """Keep the present state if it is the best so far."""
         self._look(0, keeping=False)
 
-    @collective("ranks")
     def back_to_best(self) -> None:
         """Return to the best state so far."""
         own = self.parts[: self._level.num_own]
@@ -120,7 +117,6 @@ class _Refinement:
         self._level.tell(self.parts, changed)
         self._loads = self._best_loads
 
-    @collective("ranks")
     def rebalance(self, rounds: int) -> None:
         """Move nodes out of overloaded parts, those that lose least first.
 
