@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
+from mpigraph.errors import InvalidArgumentError, StorageError
 from mpigraph.partition import generate
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph, write_graph
 from mpigraph.partition.output_folder import NpyFile
@@ -54,7 +54,7 @@ def contents(directory):
 
 @pytest.mark.parametrize(
     "recipe",
-    [RECIPE, Recipe(300, 20_000, 2, 2), Recipe(2, 0, 1, 1), Recipe(5, 10, 2, 2)],  # the second is dense
+    [RECIPE, Recipe(300, 20_000, 2, 2), Recipe(2, 0, 1, 1)],  # the second is dense
     ids=lambda recipe: f"{recipe.num_nodes}-{recipe.num_edges}",
 )
 def test_the_size_of_chunks_does_not_show(monkeypatch, tmp_path: Path, recipe: Recipe):
@@ -70,25 +70,16 @@ def test_the_size_of_chunks_does_not_show(monkeypatch, tmp_path: Path, recipe: R
     assert meta["both_directions"]
 
 
-def test_a_full_disk_is_an_error(monkeypatch, tmp_path: Path):
+def test_what_is_there_stays_until_all_is_written(tmp_path, monkeypatch):
+    """The disk is full."""
+    before = contents(write_graph(RECIPE, tmp_path))
+
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(NpyFile, "write", full)
     with pytest.raises(StorageError, match="cannot write: No space left on device"):
-        write_graph(RECIPE, tmp_path / "graph")
-    assert list((tmp_path / "graph").iterdir()) == []
-
-
-def test_what_is_there_stays_until_all_is_written(tmp_path, monkeypatch):
-    before = contents(write_graph(RECIPE, tmp_path))
-
-    def broken(*args: object) -> None:
-        raise MPIGraphError("broken")
-
-    monkeypatch.setattr(generate, "_feature_chunks", broken)
-    with pytest.raises(MPIGraphError, match="broken"):
-        write_graph(Recipe(2000, 30000, 16, 6, seed=4), tmp_path, overwrite=True)
+        write_graph(replace(RECIPE, seed=4), tmp_path, overwrite=True)
     assert contents(tmp_path) == before
 
 

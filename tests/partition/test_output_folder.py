@@ -9,9 +9,9 @@ from mpi4py import MPI
 
 from mpigraph.cli import partition as command
 from mpigraph.cli.main import main
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, StorageError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.output_folder import check_vacant
+from mpigraph.partition.output_folder import check_vacant, new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
@@ -107,3 +107,11 @@ def test_the_command_refuses_before_it_reads(
     assert main([*words, "--name", "two", "--overwrite"]) == 0
     assert PartConfig.read(tmp_path / "out" / "two.json").num_parts == 2
     assert not (tmp_path / "out" / "one.json").exists()
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_every_rank_must_see_the_folder_of_npy_files(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    (tmp_path / str(comm.rank)).mkdir()
+    with pytest.raises(StorageError, match="on rank 1: .*is not the directory that rank 0 sees"):
+        with new_npy_files(MPIExchange(comm), tmp_path / str(comm.rank), {"x": ((3,), np.int32)}):
+            pass
