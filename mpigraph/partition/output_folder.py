@@ -195,7 +195,7 @@ class NpyFile:
         """Write rows from row number ``at`` on, or raise OSError."""
         with open(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "wb") as file:
             file.seek(at * self._row_bytes - self.num_bytes, os.SEEK_END)
-            file.write(np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8))
+            file.write(np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8).data)
 
 
 @contextmanager

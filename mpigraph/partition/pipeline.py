@@ -245,7 +245,9 @@ class _Run:
         word, kept = "", None
         with exchange.together("reading a kept assignment"):
             if exchange.rank == 0:
-                hashes = [(name, blake2b(np.ascontiguousarray(values)).hexdigest()) for name, values in self.given()]
+                hashes = [
+                    (name, blake2b(np.ascontiguousarray(values).data).hexdigest()) for name, values in self.given()
+                ]
                 word = _word_of(topology, self.options, hashes)
                 kept = output_folder.kept_assignment(self.kept, self.graph_name, word)
                 if kept is None and self.resume:

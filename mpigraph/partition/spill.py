@@ -113,7 +113,7 @@ class Spill:
             for offset, size in written:
                 assert self._file is not None
                 self._file.seek(offset)
-                at += self._file.readinto(data[at : at + size])
+                at += self._file.readinto(data[at : at + size].data)
         if pending:
             np.concatenate(pending, out=data[at:])
         return rows
@@ -131,7 +131,7 @@ class Spill:
             for chunks, written in zip(self._pending, self._written, strict=True):
                 size = sum(map(len, chunks))
                 if size:
-                    self._file.writelines(chunks)
+                    self._file.writelines(chunk.data for chunk in chunks)
                     written.append((offset, size))
                     offset += size
                     chunks.clear()

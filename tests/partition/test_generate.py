@@ -74,7 +74,7 @@ def test_what_is_there_stays_until_all_is_written(tmp_path, monkeypatch):
     """The disk is full."""
     before = contents(write_graph(RECIPE, tmp_path))
 
-    def full(*_: object) -> None:
+    def full(*_: object, at: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(NpyFile, "write", full)
