@@ -56,7 +56,7 @@ class Generate:
     """Write a generated graph.
 
     It has power-law degrees, planted communities and features that correlate with the label, as .npy files that
-    'partition' reads. Started by mpiexec or srun, the ranks divide the work and write the same files.
+    'partition' reads. One process writes it.
     """
 
     num_nodes: int = option("number of nodes", "N", None, "--nodes", required=True)

@@ -16,11 +16,12 @@ def generate(options: Generate) -> int:
         with exchange.together("checking the options"):
             values = vars(options)
             recipe = Recipe(**{field.name: values[field.name] for field in fields(Recipe) if field.name in values})
-        with progress_of(exchange) as progress:
-            path = write_graph(recipe, options.out, progress, exchange, options.overwrite)
-        if exchange.rank == 0:
-            edges = 2 * recipe.num_pairs
-            print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
+        with exchange.together("generating a graph"):
+            if exchange.rank == 0:
+                with progress_of(exchange) as progress:
+                    path = write_graph(recipe, options.out, progress, options.overwrite)
+                edges = 2 * recipe.num_pairs
+                print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
     return 0
 
 

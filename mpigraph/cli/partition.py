@@ -18,13 +18,12 @@ from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
-from mpigraph.partition.assign import Forecast, check_memory
+from mpigraph.partition.assign import Forecast, check_memory, check_options
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.options import check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
-from mpigraph.partition.shuffle import carried_sizes
+from mpigraph.partition.shuffle import carried_bytes
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import check_space
@@ -66,7 +65,7 @@ def partition(options: Partition) -> int:
         folder = options.scratch or options.out
         sizes = sum(source.num_nodes), sum(source.edge_counts)
         with exchange.together("looking at the features"):
-            work = Workload(*sizes, num_parts, method, carried=carried_sizes(source))
+            work = Workload(*sizes, num_parts, method, carried=carried_bytes(source))
         foreseen = _check_memory(work, memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
@@ -187,8 +186,7 @@ def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exc
 def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ranks: int) -> None:
     note(f"{work.num_nodes} nodes, {work.num_edges} directed edges{_types(source)}")
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
-    for stage, size in foreseen.stages.items():
-        note(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}")
+    note(f"memory forecast: {foreseen.memory / 2**30:.2f} GiB{of}")
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
     note(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}")
 

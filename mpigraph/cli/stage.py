@@ -21,7 +21,7 @@ from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import PartitionError, ShardFormatError
-from mpigraph.partition.output_folder import Sizes, check_links, check_vacant, remove_other_graphs, remove_parts
+from mpigraph.partition.output_folder import check_links, check_vacant, remove_other_graphs, remove_parts
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
@@ -77,7 +77,9 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
         if shards:
             check_links(directory)
         if shards and not overwrite:
-            check_vacant(directory, config.graph_name, Sizes.of(config))
+            tables = config.book.node_offsets, config.book.edge_offsets
+            sizes = [sum(int(offsets[-1]) for offsets in table) for table in tables]
+            check_vacant(directory, config.graph_name, (sizes[0], sizes[1]))
     with together(world.comm, step):
         missing = [shard for shard in shards if not is_staged(shard, config)]
         check_fit(missing, directory, node)

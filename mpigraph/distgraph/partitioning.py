@@ -18,14 +18,15 @@ from mpigraph.convert import as_graph
 from mpigraph.distgraph.dtypes import GivenDtype, convert, dtype_name, feat_dtype_names, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
+from mpigraph.formats.shards import read_partition
 from mpigraph.graphs.face import renumbered
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, NodeIds, by_ntype
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.transforms import to_homogeneous
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.messages import Comm
+from mpigraph.partition.assign import check_options
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -281,8 +282,10 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
 
 
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
-    nids = [torch.from_numpy(ids) for ids in result.orig_nids]
-    eids = [torch.from_numpy(ids) for ids in result.orig_eids]
+    source = read_partition(result.config_path)
+    nids, eids = (
+        [torch.from_numpy(ids[:]) for ids in of_types or ()] for of_types in (source.node_ids, source.edge_ids)
+    )
     if graph.is_homogeneous:
         return nids[0], eids[0]
     schema = graph.schema

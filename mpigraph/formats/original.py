@@ -172,7 +172,7 @@ def _permutation(what: str, ids: RowArray) -> I64:
 
 def as_numpy(feature: Feature, rows: Array) -> Array:
     """Return rows of a feature as they were before they were stored; bfloat16 becomes float32."""
-    rows = widened(rows, feature.stored, feature.dtype)
+    rows = widened(rows, feature.info.stored, feature.dtype)
     if feature.dtype == "bool":
         return rows.astype(np.bool_)
     return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32) if feature.dtype == "bfloat16" else rows

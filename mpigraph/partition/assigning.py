@@ -12,75 +12,108 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
-from mpigraph.partition.shuffle import Carried
+from mpigraph.partition.loops import tally
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes
 from mpigraph.partition.spill import Scratch
 
 TOLERANCE = 1.05
 
 
-class Criteria(NamedTuple):
-    """Weights that parts are to hold evenly."""
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A graph whose nodes are to be assigned. Ranks own ranges of nodes, types one after the other."""
 
-    names: list[str]
-    weights: I32  # int32[own nodes, criteria]
+    source: GraphSource
+    num_parts: int
+    bounds: I64  # int64[ranks + 1], the nodes that each rank owns
+    exchange: Exchange = ALONE
+    seed: int = 0
+    objtype: str = "cut"
+    given: Array | None = None  # int[all nodes], parts that were made elsewhere
+    scratch: Scratch = field(default_factory=Scratch)  # for temporary files
+    weights: I32 = field(default_factory=lambda: np.empty((0, 0), np.int32))  # [own nodes, criteria], to spread evenly
+    both_ways: bool = False  # the reverse of every edge is among the edges
+    report: Callable[[float], None] = lambda fraction: None  # gets the approximate fraction of the work that is done
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of all nodes."""
+        return int(self.source.node_bases[-1])
+
+    @property
+    def own(self) -> slice:
+        """The nodes that this rank owns."""
+        return slice(*self.bounds[self.exchange.rank : self.exchange.rank + 2].tolist())
+
+    def own_of(self, ntype_id: int) -> slice:
+        """Return the range, of the own nodes, of those that are of a type."""
+        ends = self.source.node_bases[ntype_id : ntype_id + 2].clip(self.own.start, self.own.stop) - self.own.start
+        return slice(*ends.tolist())
+
+    @collective("ranks")
+    def on_first(self, assign: Callable[[], I32]) -> I32:
+        """Have rank 0 assign all nodes, int32[all nodes]; return the parts of the own ones."""
+        whole = np.empty(0, np.int32)
+        with self.exchange.together("assigning nodes"):
+            if self.exchange.rank == 0:
+                whole = assign()
+        parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
+        return parts
 
 
 @collective("ranks")
 def balance_criteria(
-    source: GraphSource,
-    classes: Mapping[str, Array] | None = None,
-    balance_edges: bool = False,
-    exchange: Exchange = ALONE,
-    bounds: I64 | None = None,
-) -> Criteria:
-    """Return the criteria to balance, and the weights of each node.
+    task: Task, classes: Mapping[str, Array] | None = None, balance_edges: bool = False
+) -> tuple[list[str], I32]:
+    """Return the names of weights that parts are to hold evenly, and int32[own nodes, criteria].
 
     Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
     have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
-    destination, because its part holds them. Each rank owns the nodes between two ``bounds`` (int64[ranks + 1]); one
-    rank owns all by default.
+    destination, because its part holds them.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.
     """
-    bases = source.node_bases
-    bounds = bases[[0, -1]] if bounds is None else bounds
-    first, last = bounds[exchange.rank : exchange.rank + 2]
+    source, exchange = task.source, task.exchange
     names: list[str] = []
     nodes: list[tuple[slice, Mask]] = []  # of each criterion
-    for i, ntype in enumerate(source.schema.ntypes):
-        own = slice(*(np.clip(bases[i : i + 2], first, last) - first).tolist())
+    for i, (ntype, count) in enumerate(zip(source.schema.ntypes, source.num_nodes, strict=True)):
+        own = task.own_of(i)
         node_classes = np.full(own.stop - own.start, -1)
-        numbers = [-1] if source.num_nodes[i] else []
+        numbers = [-1] if count else []
         if classes and ntype in classes:
-            begin = int(first - bases[i]) + own.start
+            begin = int(task.own.start - source.node_bases[i]) + own.start
             with exchange.together("reading balance classes"):
                 given = np.asarray(classes[ntype]).reshape(-1)
                 node_classes = np.maximum(given[begin : begin + len(node_classes)].astype(np.int64), -1)
-                if len(given) != source.num_nodes[i]:
-                    expected = f"{source.num_nodes[i]} numbers (got {len(given)})"
-                    raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
+                if len(given) != count:
+                    raise GraphDataError(f"balance classes of {ntype!r} must be {count} numbers (got {len(given)})")
             numbers = sorted({*chain(*exchange.gather_json(np.unique(node_classes).tolist()))})
         for number in numbers:
-            names.append(f"nodes {ntype}" if len(bases) > 2 else "nodes")
+            names.append(f"nodes {ntype}" if len(source.num_nodes) > 1 else "nodes")
             names[-1] += f" class {number}" if number >= 0 else ""
             nodes.append((own, (node_classes == number) | (number < 0)))
     names += ["edges"] if balance_edges else []
-    weights = np.zeros((int(last - first), len(names)), np.int32)
+    weights = np.zeros((task.own.stop - task.own.start, len(names)), np.int32)
     for column, (own, of_own) in enumerate(nodes):
         weights[own, column] = of_own
     if balance_edges:
-        weights[:, -1] = np.minimum(_in_degrees(source, exchange, bounds), 2**31 - 1)
-    return Criteria(names, weights)
+        weights[:, -1] = np.minimum(_in_degrees(task), 2**31 - 1)
+    return names, weights
 
 
-def loads_of(weights: Array, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], the weight in each part; ``weights`` are int[n, criteria]."""
-    loads = np.zeros((num_parts, weights.shape[1]), np.int64)
-    for column, of_nodes in enumerate(weights.T):
-        loads[:, column] = np.bincount(parts, weights=of_nodes, minlength=num_parts)
-    return loads
+ALL_NODES = np.empty(0, np.int64)
+ONE_BIN = np.empty(0, np.int16)
+
+
+def loads_of(weights: Array, parts: I32, num_parts: int, nodes: I64 = ALL_NODES) -> I64:
+    """Return int64[parts, criteria], the weight in each part; of the ``nodes``, int64[k], whose parts are int32[k].
+
+    ``weights`` are int[n, criteria]; all nodes by default.
+    """
+    loads = np.zeros((num_parts, 1, weights.shape[1]), np.int64)
+    tally(nodes, parts, ONE_BIN, weights, loads)
+    return loads[:, 0]
 
 
 def limits(totals: I64, num_parts: int, aim: float = TOLERANCE) -> I64:
@@ -103,13 +136,13 @@ def measured_balance(criteria: Iterable[str], loads: I64) -> dict[str, float]:
     }
 
 
-@collective("ranks")
-def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
-    degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
-    for chunk in edge_chunks(source, None, exchange.rank, exchange.size):
-        _, ends = ends_among_nodes(source, chunk)
+def _in_degrees(task: Task) -> I64:
+    exchange, bounds = task.exchange, task.bounds
+    degrees = np.zeros(task.own.stop - task.own.start, np.int64)
+    for chunk in edge_chunks(task.source, None, exchange.rank, exchange.size):
+        _, ends = ends_among_nodes(task.source, chunk)
         came = Route(exchange, owners_of(bounds, ends)).there(ends[:, None])[:, 0]
-        count_keys(came, -int(bounds[exchange.rank]), degrees)
+        count_keys(came, -task.own.start, degrees)
     return degrees
 
 
@@ -126,44 +159,7 @@ class Workload(NamedTuple):
     method: str  # "metis", "multilevel", "random" or "given"
     # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
     held: int = 200 << 20
-    carried: Carried = Carried()  # rows that travel with nodes and edges
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """A graph whose nodes are to be assigned. Ranks own ranges of nodes, types one after the other."""
-
-    source: GraphSource
-    num_parts: int
-    weights: I32  # int32[own nodes, criteria], to be spread evenly
-    bounds: I64  # int64[ranks + 1], the nodes that each rank owns
-    seed: int = 0
-    objtype: str = "cut"
-    given: Array | None = None  # int[all nodes], parts that were made elsewhere
-    both_ways: bool = False  # the reverse of every edge is among the edges
-    exchange: Exchange = ALONE
-    scratch: Scratch = field(default_factory=Scratch)  # for temporary files
-    report: Callable[[float], None] = lambda fraction: None  # gets the approximate fraction of the work that is done
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of all nodes."""
-        return int(self.source.node_bases[-1])
-
-    @property
-    def own(self) -> slice:
-        """The nodes that this rank owns."""
-        return slice(*self.bounds[self.exchange.rank : self.exchange.rank + 2].tolist())
-
-    @collective("ranks")
-    def on_first(self, assign: Callable[[], I32]) -> I32:
-        """Have rank 0 assign all nodes, int32[all nodes]; return the parts of the own ones."""
-        whole = np.empty(0, np.int32)
-        with self.exchange.together("assigning nodes"):
-            if self.exchange.rank == 0:
-                whole = assign()
-        parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
-        return parts
+    carried: int = 0  # bytes of rows that travel with nodes and edges
 
 
 class Method(NamedTuple):

@@ -4,8 +4,7 @@ A node's label is its class. Classes consist of blocks (communities), and most e
 features are a weak class centroid under unit noise: a node's own features predict its label badly, and the mean over
 neighbours, most of the same class, predicts it well.
 
-Everything follows from the seed. Each rank computes its slice of the edges from their numbers, and its chunks of the
-features, so the files are the same on any number of ranks, and the ranks send each other nothing.
+Everything follows from the seed.
 
 Edges are drawn between *sorted* ids, in which the nodes of a class or block are contiguous; a random permutation gives
 the public ids.
@@ -22,10 +21,9 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import F32, I32, I64, Array
-from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
+from mpigraph.partition.exchange import ALONE, Progress, silent
 from mpigraph.partition.loops import draw_rows
 from mpigraph.partition.output_folder import UNFINISHED, Form, new_npy_files, refusal
 from mpigraph.storage.files import storage_errors
@@ -66,18 +64,12 @@ class Recipe:
     train_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("num_nodes", 2, 2**31 - 1), ("num_edges", 0, 2**63 - 1), ("feat_dim", 1, 2**31 - 1),
-            ("num_classes", 1, 2**31 - 1), ("block_size", 0, 2**63 - 1), ("seed", 0, 2**64 - 1),
-        ):  # fmt: skip
-            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, most))
-        if self.num_classes > self.num_nodes:
-            got = f"{self.num_classes} classes, {self.num_nodes} nodes"
-            raise InvalidArgumentError(f"num_classes must be <= num_nodes (got {got})")
-        most = self.num_nodes * (self.num_nodes - 1) // 2
-        if self.num_edges > most:
-            limit = f"{most}, half of all pairs of {self.num_nodes} nodes"
-            raise InvalidArgumentError(f"num_edges must be <= {limit} (got {self.num_edges})")
+        nodes = check_integer("num_nodes", self.num_nodes, 2, 2**31 - 1)
+        most = {"num_nodes": nodes, "feat_dim": 2**31 - 1, "num_classes": nodes, "seed": 2**64 - 1}
+        most |= {"num_edges": nodes * (nodes - 1) // 2, "block_size": 2**63 - 1}  # half of all pairs
+        for name, limit in most.items():
+            least = int(name in ("feat_dim", "num_classes"))
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, limit))
         fractions = {"homophily": 1.0, "block_share": 1.0, "train_fraction": 1 - _VAL_FRACTION}
         for name, highest in fractions.items():
             if not 0 <= getattr(self, name) <= highest:
@@ -98,54 +90,41 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
     Raises InvalidArgumentError: the graph is too large.
     """
     arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in _forms(recipe).items()}
-    for name, first, rows in _rows(recipe, ALONE, silent):
+    for name, first, rows in _rows(recipe):
         arrays[name][first : first + len(rows)] = rows
     return arrays
 
 
-@collective("ranks")
 def write_graph(
-    recipe: Recipe,
-    directory: str | os.PathLike[str],
-    progress: Progress = silent,
-    exchange: Exchange = ALONE,
-    overwrite: bool = False,
+    recipe: Recipe, directory: str | os.PathLike[str], progress: Progress = silent, overwrite: bool = False
 ) -> Path:
-    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
-
-    All ranks need memory for all nodes; edges and features are divided.
+    """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks.
 
     Args:
-        recipe: the settings, the same on every rank.
-        directory: created if missing; every rank must see it. Files in it are replaced when the new ones are whole.
-        progress: gets reports; only the first rank's is called, with that rank's work.
-        exchange: the ranks; by default this process alone.
+        recipe: the settings.
+        directory: created if missing. Files in it are replaced when the new ones are whole.
+        progress: gets reports.
         overwrite: write over another graph in the directory. A graph of the same recipe is not another one.
 
     Returns:
         The directory.
 
     Raises:
-        InvalidArgumentError: the graph is too large, or another one lies there; on every rank.
-        StorageError: a rank cannot write; on every rank.
+        InvalidArgumentError: the graph is too large, or another one lies there.
+        StorageError: the disk is full.
     """
-    progress = progress if exchange.rank == 0 else silent
     out = Path(directory)
     about = json.dumps({**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}, indent=2) + "\n"
-    with exchange.together(f"looking into {out}"):
-        there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
-        is_own = _META in there and (out / _META).read_bytes() == about.encode()
-        if exchange.rank == 0 and there and not is_own and not overwrite:
-            raise refusal(f"{out} holds another graph, whose {there[0]}")
-    with new_npy_files(exchange, out, _forms(recipe)) as (folder, files):
-        with exchange.together(f"writing to {out}"), storage_errors(out):
-            for name, first, rows in _rows(recipe, exchange, progress):
-                files[name].write(rows, at=first)
-            if exchange.rank == 0:
-                (folder / _META).write_text(about, encoding="utf-8")
-    if exchange.rank == 0:
-        for left in out.glob(f"{UNFINISHED}*"):  # of runs that were killed
-            shutil.rmtree(left, ignore_errors=True)
+    there = [name for name in (_META, *(f"{name}.npy" for name in GRAPH_FILES)) if (out / name).exists()]
+    is_own = _META in there and (out / _META).read_bytes() == about.encode()
+    if there and not is_own and not overwrite:
+        raise refusal(f"{out} holds another graph, whose {there[0]}")
+    with new_npy_files(ALONE, out, _forms(recipe)) as (folder, files), storage_errors(out):
+        for name, first, rows in _rows(recipe, progress):
+            files[name].write(rows, at=first)
+        (folder / _META).write_text(about, encoding="utf-8")
+    for left in out.glob(f"{UNFINISHED}*"):  # of runs that were killed
+        shutil.rmtree(left, ignore_errors=True)
     return out
 
 
@@ -159,30 +138,28 @@ def _forms(recipe: Recipe) -> dict[str, Form]:
     return dict(zip(GRAPH_FILES, zip(shapes, dtypes, strict=True), strict=True))
 
 
-def _rows(recipe: Recipe, exchange: Exchange, progress: Progress) -> Iterator[tuple[str, int, Array]]:
-    """Yield what a rank makes of a graph: the name of an array, the first row, and rows."""
+def _rows(recipe: Recipe, progress: Progress = silent) -> Iterator[tuple[str, int, Array]]:
+    """Yield pieces of a graph: the name of an array, the first row, and rows."""
     rng = np.random.default_rng([recipe.seed, 2])
     public_ids = _permutation(rng, recipe.num_nodes)
-    own_pairs = recipe.num_pairs // exchange.size
-    for first, pairs in _pairs(recipe, exchange.rank, exchange.size):
-        progress("write edges", first, own_pairs)
+    for first, pairs in _pairs(recipe):
+        progress("write edges", first, recipe.num_pairs)
         ends = public_ids[pairs]
         for name, halves in (("edge_src", ends), ("edge_dst", ends[::-1])):
             yield name, first, halves[0]
             yield name, recipe.num_pairs + first, halves[1]
-    progress("write edges", own_pairs, own_pairs)
+    progress("write edges", recipe.num_pairs, recipe.num_pairs)
     labels = _labels(recipe, public_ids)
-    for first, rows in _feature_chunks(recipe, labels, exchange.rank, exchange.size):
+    for first, rows in _feature_chunks(recipe, labels):
         progress("write features", first, recipe.num_nodes)
         yield "feat", first, rows
     progress("write features", recipe.num_nodes, recipe.num_nodes)
-    if exchange.rank == 0:
-        for name, array in {"label": labels, **_masks(recipe, rng)}.items():
-            yield name, 0, array
+    for name, array in {"label": labels, **_masks(recipe, rng)}.items():
+        yield name, 0, array
 
 
-def _pairs(recipe: Recipe, rank: int, size: int) -> Iterator[tuple[int, I32]]:
-    """Yield a rank's slice of the pairs of nodes that the edges join: the number of a chunk's first pair, int32[2, m].
+def _pairs(recipe: Recipe) -> Iterator[tuple[int, I32]]:
+    """Yield the pairs of nodes that the edges join: the number of a chunk's first pair, int32[2, m].
 
     Pairs are of sorted ids. Each node draws a row of pairs. Row lengths and the choice of the other end both follow the
     nodes' weights, which fall by a power law. Raises InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
@@ -216,16 +193,14 @@ def _pairs(recipe: Recipe, rank: int, size: int) -> Iterator[tuple[int, I32]]:
         stubs[class_offsets], p_block, recipe.homophily - p_block, np.full(num_nodes, -1, np.int32),
     )  # fmt: skip
     key = combine(recipe.seed, 0x67726170)
-    row, end = np.searchsorted(offsets[1:-1], offsets[-1] * np.arange(rank, rank + 2) // size)
-    if rank == size - 1:
-        end = num_nodes
-    while row < end:
+    row = 0
+    while row < num_nodes:
         first = offsets[row]
-        last = min(end, max(row + 1, np.searchsorted(offsets, first + _EDGES_PER_CHUNK)))
+        last = min(num_nodes, max(row + 1, int(np.searchsorted(offsets, first + _EDGES_PER_CHUNK))))
         indptr = offsets[row : last + 1]
         pairs = np.empty((2, indptr[-1] - first), np.int32)
         pairs[0] = np.repeat(np.arange(row, last), np.diff(indptr))
-        draw_rows(key, int(row), indptr, *tables, pairs[1])
+        draw_rows(key, row, indptr, *tables, pairs[1])
         yield int(first), pairs
         row = last
 
@@ -274,12 +249,12 @@ def _masks(recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
     return masks
 
 
-def _feature_chunks(recipe: Recipe, labels: I64, rank: int, size: int) -> Iterator[tuple[int, F32]]:
-    """Yield a rank's chunks, every ``size``-th one, as (first node, rows)."""
+def _feature_chunks(recipe: Recipe, labels: I64) -> Iterator[tuple[int, F32]]:
+    """Yield chunks as (first node, rows)."""
     rng = np.random.default_rng([recipe.seed, 4])
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
     centroids *= np.float32(_SIGNAL / np.sqrt(recipe.feat_dim))
-    for first in range(rank * _ROWS_PER_CHUNK, recipe.num_nodes, size * _ROWS_PER_CHUNK):
+    for first in range(0, recipe.num_nodes, _ROWS_PER_CHUNK):
         if first > 0:  # the first chunk uses the generator of the centroids
             rng = np.random.default_rng([recipe.seed, 4, first // _ROWS_PER_CHUNK])
         chunk = labels[first : first + _ROWS_PER_CHUNK]

@@ -1,9 +1,6 @@
 """Compiled loops of partitioning: adjacency arrays, limits of parts, digests, edges of generated graphs.
 
-The caller allocates every output. A counting sort has two passes: :func:`.count_keys`, whose prefix sums are
-``indptr``, and one that places. Its ``fill`` array starts as a copy of ``indptr[:-1]`` and holds, while edges are
-placed, the next free position of each row. All sorts are stable: edges of equal key keep their order. So a graph may be
-read in chunks, twice, and never lie in memory as a list of edges.
+The caller allocates every output. All sorts are stable: edges of equal key keep their order.
 """
 
 from typing import Any
@@ -13,17 +10,6 @@ import numpy as np
 from mpigraph.arrays import I32, I64, U64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
-
-
-@njit()
-def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
-    """Place values into the rows given by their keys.
-
-    keys, values: int[m].  fill: int64[n], advanced here.  out_values: int[all edges], filled here.
-    """
-    for i in range(len(keys)):
-        out_values[fill[keys[i]]] = values[i]
-        fill[keys[i]] += 1
 
 
 @njit()
@@ -62,47 +48,41 @@ def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
 
 
 @njit()
-def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_indptr: Array) -> int:
-    """Sort each row and append its distinct values to those of earlier rows.
+def distinct_in_rows(indptr: Array, values: Array, first: int, out_indptr: Array) -> int:
+    """Sort each row and keep its distinct values, at the beginning of ``values``; return how many there are.
 
-    indptr: int64[n + 1].  values: int[m], sorted here.  out: int[>= kept + m], filled from ``kept`` on.
-    out_indptr: int64[n + 1], filled here.  Returns the number of entries in ``out`` then.
+    indptr: int64[n + 1].  values: int[m], changed here.  first: entries of earlier rows.  out_indptr: int64[n + 1],
+    filled here.
     """
-    out_indptr[0] = kept
+    kept = 0
+    out_indptr[0] = first
     for row in range(len(indptr) - 1):
         entries = values[indptr[row] : indptr[row + 1]]
         entries.sort()
+        before = np.int64(-1)  # no value is negative
         for i in range(len(entries)):
-            if i == 0 or entries[i] != entries[i - 1]:
-                out[kept] = entries[i]
+            if entries[i] != before:
+                before = np.int64(entries[i])
+                values[kept] = entries[i]
                 kept += 1
-        out_indptr[row + 1] = kept
+        out_indptr[row + 1] = first + kept
     return kept
 
 
-@njit(inline="always")
-def _pair_word(u: Any, v: Any) -> Any:
-    """Return a hash of an unordered pair, 0 for one node twice, with the sign of its direction."""
-    # the mixer of kernels/rng.py on a word that is distinct for each pair
-    word = np.uint64(min(u, v)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(max(u, v))
-    word ^= word >> np.uint64(31)
-    word *= np.uint64(0xBF58476D1CE4E5B9)
-    word ^= word >> np.uint64(27)
-    word *= np.uint64(0x94D049BB133111EB)
-    return word if u < v else np.uint64(0) - word if u > v else np.uint64(0)
-
-
 @njit()
-def asymmetry_of_edges(src: Array, dst: Array) -> Any:
-    """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse, and seldom if not.
+def add_asymmetry(src: Array, dst: Array, total: U64) -> None:
+    """Add a hash of each edge; modulo 2**64 the sum of all is 0 if each edge has its reverse, and seldom if not.
 
-    src, dst: int64[m].  Both directions of an edge cancel; a missing one leaves a remainder except with probability
-    2**-64.
+    src, dst: int64[m].  total: uint64[1], increased here.  Both directions of an edge cancel; a missing one leaves a
+    remainder except with probability 2**-64.
     """
-    remainder = np.uint64(0)
     for i in range(len(src)):
-        remainder += _pair_word(src[i], dst[i])
-    return remainder
+        u, v = src[i], dst[i]
+        word = mix64(np.uint64(min(u, v)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(max(u, v)))
+        if u < v:
+            total[0] += word
+        elif u > v:
+            total[0] -= word
 
 
 @njit()
@@ -115,6 +95,20 @@ def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> b
         if weights[row, c] > 0 and loads[group, c] + weights[row, c] > limits[c]:
             return False
     return True
+
+
+@njit()
+def tally(nodes: Array, groups: Array, bins: Array, weights: Array, out: Array) -> None:
+    """Sum weights of nodes by group and bin.
+
+    nodes: int64[p], or empty: the first p.  groups: int32[p].  bins: int16[p], or empty: all 0.
+    weights: int32[n, criteria].  out: int64[groups, bins, criteria], increased here.
+    """
+    for i in range(len(groups)):
+        u = nodes[i] if len(nodes) > 0 else i
+        k = bins[i] if len(bins) > 0 else 0
+        for c in range(weights.shape[1]):
+            out[groups[i], k, c] += weights[u, c]
 
 
 @njit()

@@ -20,7 +20,7 @@ from mpigraph.errors import PartitionError
 from mpigraph.log import get_logger
 from mpigraph.partition.assigning import Method, Task, Workload, limits, loads_of, spread_types
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.multilevel.dist_csr import finest_level
+from mpigraph.partition.multilevel.levels import finest_level
 from mpigraph.partition.multilevel.loops import Rows
 from mpigraph.partition.multilevel.refinement import balanced
 
@@ -119,20 +119,16 @@ def call_library(entry: str, rows: Rows, weights: Array, num_parts: int, seed: i
     options[int(pymetis.OptionKey.OBJTYPE)] = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
     weights = np.ascontiguousarray(weights, indptr.dtype)
     parts = np.zeros(len(indptr) - 1, indptr.dtype)
-    cut = integer(0)
-
-    def number(value: int) -> "ctypes._CArgObject":
-        return ctypes.byref(integer(value))
 
     def address(array: Array) -> ctypes.c_void_p | None:
         return ctypes.c_void_p(array.ctypes.data) if array.size else None
 
-    library = ctypes.CDLL(_internal.__file__)
-    if not hasattr(library, entry):
-        raise PartitionError(f"this build of pymetis hides METIS's function {entry}: use a wheel (pip install pymetis)")
-    status = getattr(library, entry)(
-        number(len(parts)), number(weights.shape[1] or 1), address(indptr), address(indices), address(weights), None,
-        address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(parts),
+    nodes, criteria, count, cut = (
+        ctypes.byref(integer(number)) for number in (len(parts), weights.shape[1] or 1, num_parts, 0)
+    )
+    status = getattr(ctypes.CDLL(_internal.__file__), entry)(
+        nodes, criteria, address(indptr), address(indices), address(weights), None, address(weights_of_edges), count,
+        None, None, address(options), cut, address(parts),
     )  # fmt: skip
     if status != _METIS_OK:
         raise PartitionError(f"METIS failed with status {status}")

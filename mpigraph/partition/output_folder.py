@@ -16,9 +16,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from mpigraph.log import get_logger
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space, nearest_folder, read_text, storage_errors, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
-from mpigraph.storage.shard import ShardReader, ShardWriter
+from mpigraph.storage.shard import ShardReader
 
 _PART = re.compile(r"part([0-9]+)")
 _LEFT = re.compile(r"\.?(.+)\.assignment\.h5(\.tmp)?")
@@ -41,19 +40,6 @@ def refusal(what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{what} would be overwritten: write to another folder, or say --overwrite (overwrite=True)"
     )
-
-
-class Sizes(NamedTuple):
-    """Numbers of all nodes and edges, by which graphs of one name are told apart."""
-
-    num_nodes: int
-    num_edges: int
-
-    @classmethod
-    def of(cls, config: PartConfig) -> "Sizes":
-        """Return the sizes of a partitioned graph."""
-        nodes = map(config.book.num_nodes, range(len(config.schema.ntypes)))
-        return cls(sum(nodes), sum(map(config.book.num_edges, range(len(config.schema.relations)))))
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
@@ -82,8 +68,10 @@ def check_links(folder: Path) -> None:
             raise InvalidArgumentError(f"{part}: a link to {part.resolve()}, where a graph would be written over")
 
 
-def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
-    """Check that no other graph lies in a folder, complete or begun; without its sizes, only names are compared.
+def check_vacant(folder: Path, graph_name: str, sizes: tuple[int, int] | None) -> None:
+    """Check that no other graph lies in a folder, complete or begun.
+
+    Graphs of one name are told apart by their numbers of nodes and edges; without these, only names are compared.
 
     Raises InvalidArgumentError, which names the other graph and says what to do.
     """
@@ -92,21 +80,15 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
     configs = _configs(folder)
     own = folder / f"{graph_name}.json"
     for path, content in configs.items():
-        there = Sizes(content.get("num_nodes", -1), content.get("num_edges", -1))
+        nodes, edges = there = content.get("num_nodes", -1), content.get("num_edges", -1)
         if path != own or (sizes is not None and there != sizes):
-            what = f"{folder} holds the graph {path.stem!r} of {there.num_nodes} nodes and {there.num_edges} edges"
-            but = "" if path != own or sizes is None else f" (not {sizes.num_nodes} and {sizes.num_edges})"
-            raise refusal(f"{what}{but}, which")
+            but = "" if path != own or sizes is None else f" (not {sizes[0]} and {sizes[1]})"
+            raise refusal(f"{folder} holds the graph {path.stem!r} of {nodes} nodes and {edges} edges{but}, which")
     if own.exists() and own not in configs:
         raise refusal(f"{own} is no partition configuration, and")
-    left = {name for _, name in _files_left(folder)}
-    for name in sorted(left - {graph_name}):
-        raise refusal(f"{folder} holds files that an interrupted run has left of the graph {name!r}, which")
-    for path in _shards(folder) if own not in configs and not left else ():  # of an interrupted run
-        try:
-            ShardReader(path, graph_name)
-        except ShardFormatError as error:
-            raise refusal(f"{error}; it") from error
+    for _, name in _files_left(folder):
+        if name != graph_name:
+            raise refusal(f"{folder} holds files that an interrupted run has left of the graph {name!r}, which")
 
 
 def remove_other_graphs(folder: Path, graph_name: str) -> None:
@@ -114,10 +96,7 @@ def remove_other_graphs(folder: Path, graph_name: str) -> None:
 
     Raises OSError: a file cannot be removed.
     """
-    for path in _configs(folder):
-        if path.stem != graph_name:
-            path.unlink(missing_ok=True)
-    for path, name in _files_left(folder):
+    for path, name in [*((path, path.stem) for path in _configs(folder)), *_files_left(folder)]:
         if name != graph_name:
             path.unlink(missing_ok=True)
 
@@ -137,63 +116,36 @@ def remove_parts(folder: Path, kept: Mask) -> None:
                 directory.rmdir()  # fails unless it is empty
 
 
-class Leftovers(NamedTuple):
-    """The assignment that a run for a graph leaves in the graph's folder until the graph is written."""
+def assignment_path(folder: Path, graph_name: str) -> Path:
+    """Return the file of the assignment that a run for a graph leaves in the graph's folder until it is written."""
+    return folder / f"{graph_name}.assignment.h5"
 
-    folder: Path
-    graph_name: str
 
-    @property
-    def path(self) -> Path:
-        """The file of the assignment."""
-        return self.folder / f"{self.graph_name}.assignment.h5"
+def kept_assignment(path: Path, graph_name: str, word: str) -> I32 | None:
+    """Return a kept assignment, int32[all nodes], if ``word`` is the hash of all that it depends on.
 
-    def read_assignment(self, word: str) -> I32 | None:
-        """Return the assignment, int32[all nodes], if ``word`` is the hash of all that it depends on.
-
-        None if it is missing, of something else, or damaged; the log says so.
-        """
-        if not self.path.exists():
-            return None
-        try:
-            parts: I32 = ShardReader(self.path, self.graph_name, identity=word).read("parts")
-        except ShardFormatError as error:
-            get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
-            return None
-        get_logger().warning("the assignment of an interrupted run is taken from %s", self.path)
-        return parts
-
-    def write_assignment(self, word: str, parts: I32) -> None:
-        """Keep an assignment, int32[all nodes], or raise StorageError."""
-        with ShardWriter(self.path, self.graph_name, 0, word, durable=True) as file:
-            file.add("parts", parts)
-
-    def remove(self) -> None:
-        """Remove the assignment, now that the graph is written."""
-        with suppress(OSError):  # the graph stands
-            self.path.unlink(missing_ok=True)
-            temporary_name(self.path).unlink(missing_ok=True)
-
-    def are_of_finished_run(self) -> bool:
-        """Return whether the graph's last run has ended: a configuration stands, and no assignment is left."""
-        return (self.folder / f"{self.graph_name}.json").exists() and not self.path.exists()
+    None if it is missing, of something else, or damaged; the log says so.
+    """
+    if not path.exists():
+        return None
+    try:
+        parts: I32 = ShardReader(path, graph_name, identity=word).read("parts")
+    except ShardFormatError as error:
+        get_logger().warning("the assignment of an interrupted run is ignored: %s", error)
+        return None
+    get_logger().warning("the assignment of an interrupted run is taken from %s", path)
+    return parts
 
 
 def bytes_of_parts(folder: Path, num_parts: int) -> int:
     """Return the size of the files of the first parts in a folder."""
-    return sum(path.stat().st_size for path in _shards(folder, num_parts))
-
-
-def _shards(folder: Path, num_parts: int = 2**31) -> Iterator[Path]:
-    """Yield the files of the first parts in a folder."""
-    paths = (folder / name for _, k in _parts(folder) if k < num_parts for name in PartConfig.files_of(k).values())
-    return filter(Path.is_file, paths)
+    files = (folder / name for _, k in _parts(folder) if k < num_parts for name in PartConfig.files_of(k).values())
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _files_left(folder: Path) -> list[tuple[Path, str]]:
     """Return assignments that runs have left, with the graph's name."""
-    left = [(path, _LEFT.fullmatch(path.name)) for path in folder.iterdir()]
-    return [(path, match[1]) for path, match in left if match is not None]
+    return [(path, match[1]) for path in sorted(folder.iterdir()) if (match := _LEFT.fullmatch(path.name))]
 
 
 def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
@@ -208,7 +160,7 @@ def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def _parts(folder: Path) -> list[tuple[Path, int]]:
-    matches = [(path, _PART.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]
+    matches = ((path, _PART.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_dir())
     return [(path, int(match[1])) for path, match in matches if match]
 
 
@@ -241,11 +193,9 @@ class NpyFile:
 
     def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on, or raise OSError."""
-        rest = np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8).data
-        with FileIO(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "w") as file:
+        with open(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC), "wb") as file:
             file.seek(at * self._row_bytes - self.num_bytes, os.SEEK_END)
-            while rest:
-                rest = rest[file.write(rest) :]
+            file.write(np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8).data)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from mpigraph.arrays import I64, Array
-from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.agree import agree, same
@@ -23,13 +22,11 @@ class MPIExchange(Exchange):
         self.rank = comm.rank
         self.size = comm.size
 
-    @collective("ranks")
     def all_to_all(self, rows: Array, counts: I64) -> tuple[Array, I64]:
         """As in the base class."""
         return exchange_rows(self._comm, rows, counts)
 
     @contextmanager
-    @collective("ranks")
     def together(self, doing: str) -> Iterator[None]:
         """As in the base class. In nested blocks, an error that every rank has raised is not agreed on again."""
         error: Exception | None = None
@@ -52,12 +49,10 @@ class MPIExchange(Exchange):
                 abort(1)
             raise
 
-    @collective("ranks")
     def same(self, what: str, values: Mapping[str, object]) -> None:
         """As in the base class."""
         same(self._comm, what, values, CollectiveError)
 
-    @collective("ranks")
     def total(self, values: I64) -> I64:
         """As in the base class."""
         return sum_over_ranks(self._comm, values)

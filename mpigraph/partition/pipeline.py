@@ -7,11 +7,10 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
-A run that is killed leaves the assignment (:class:`.Leftovers`) and whole parts for the next run, which goes through
-the same stages, but assigns no nodes, and neither sends nor writes parts that stand with the same content. The content
-has a few rows of the features only, so the features of a finished graph may have changed: only parts of a killed run
-are kept. Each run removes those that it does not keep before it writes any, and those of a finished run before it
-leaves an assignment.
+A run that is killed leaves the assignment and whole parts for the next run, which goes through the same stages, but
+assigns no nodes, and neither sends nor writes parts that stand with the same content. The content has a few rows of the
+features only, and features of a finished graph may have changed: only parts beside an assignment, which a finished run
+removes, are kept. So a run removes all parts before it leaves an assignment.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
 ranks nor on their memory.
@@ -19,65 +18,45 @@ ranks nor on their memory.
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cached_property
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.arrays import I32, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import ShardFormatError
+from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
-from mpigraph.partition import options, output_folder
-from mpigraph.partition.assign import METHODS
+from mpigraph.partition import output_folder
+from mpigraph.partition.assign import METHODS, check_options
 from mpigraph.partition.assigning import Task, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
-from mpigraph.partition.loops import asymmetry_of_edges
-from mpigraph.partition.part_writer import PartWriter
-from mpigraph.partition.relabel import Arrivals, Numbering
+from mpigraph.partition.loops import add_asymmetry, add_digest
+from mpigraph.partition.part_writer import Numbering, PartWriter
+from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import GraphSource, edge_chunks, ends_among_nodes, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.contents import PartFiles, bytes_of_part
-from mpigraph.storage.files import NewFile, check_space, storage_errors
-from mpigraph.storage.format import node_orig_ids_name
+from mpigraph.storage.contents import bytes_of_part
+from mpigraph.storage.files import NewFile, check_space, storage_errors, temporary_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
-from mpigraph.storage.shard import ShardReader, verify
+from mpigraph.storage.shard import ShardWriter, verify
+
+_SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
 
-@dataclass(frozen=True, eq=False)
-class PartitionResult:
-    """A partitioned graph that :func:`partition_source` has written.
+class PartitionResult(NamedTuple):
+    """A partitioned graph that :func:`partition_source` has written."""
 
-    Attributes:
-        config_path: the configuration file.
-        report: edge cut and balance.
-    """
-
-    config_path: Path
-    report: Mapping[str, Any]
-
-    @cached_property
-    def orig_nids(self) -> tuple[I64, ...]:
-        """For each node type int64[n], new id -> original id."""
-        with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts = range(files.config.num_parts)
-            names = map(node_orig_ids_name, files.config.schema.ntypes)
-            return tuple(np.concatenate([files.open(k, "part_graph").read(name) for k in parts]) for name in names)
-
-    @cached_property
-    def orig_eids(self) -> tuple[I64, ...]:
-        """For each relation int64[m], new id -> original position in the edge list."""
-        with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts = range(files.config.num_parts)
-            relations = range(len(files.config.schema.relations))
-            return tuple(np.concatenate([files.read_edges(r, k, "orig_ids") for k in parts]) for r in relations)
+    config_path: Path  # the configuration file
+    report: Mapping[str, Any]  # edge cut and balance
 
 
 @collective("ranks")
@@ -118,8 +97,8 @@ def partition_source(
         balance_edges: spread the edges (by destination) evenly too.
         objtype: METIS's objective, "cut" or "vol"; "multilevel" knows only "cut".
         seed: equal seeds give equal results.
-        assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
-            ``part_method`` must be "given" then.
+        assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere; with the
+            ``part_method`` "given".
         progress: gets reports.
         exchange: the ranks.
         scratch: for temporary files; beside the shards by default.
@@ -140,184 +119,174 @@ def partition_source(
     out = Path(out_path)
     with ExitStack() as stack:
         with exchange.together(f"partitioning {graph_name!r}"):
-            if assignment is None:
-                options.check_options(graph_name, num_parts, part_method, objtype, seed)
-            else:
-                options.check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+            check_options(graph_name, num_parts, part_method, objtype, seed, assignment)
             infos = narrowed(*feature_infos(source), feat_dtype)
             if exchange.rank == 0:
                 output_folder.check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
                 stack.callback(NewFile(out / "partition").discard)  # until then no other run writes there
                 if not overwrite:
-                    output_folder.check_vacant(
-                        out, graph_name, output_folder.Sizes(sum(source.num_nodes), sum(source.edge_counts))
-                    )
+                    output_folder.check_vacant(out, graph_name, (sum(source.num_nodes), sum(source.edge_counts)))
                 there = output_folder.bytes_of_parts(out, num_parts) if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = options.Choice(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
+        task = Task(
+            narrowed_source(source, infos), int(num_parts), even_bounds(sum(source.num_nodes), exchange.size), exchange,
+            int(seed), objtype, assignment, scratch or Scratch(out),
+        )  # fmt: skip
         return _Run(
-            narrowed_source(source, infos), graph_name, method, balance_classes or {}, assignment, out, exchange,
-            scratch or Scratch(out), progress, bool(resume),
-        ).make()  # fmt: skip
+            task, graph_name, part_method, balance_classes or {}, bool(balance_edges), out, progress, bool(resume)
+        ).make()
 
 
 @dataclass(eq=False)
 class _Run:
     """One partitioning, as one rank sees it; the attributes are arguments of :func:`partition_source`."""
 
-    source: GraphSource
+    task: Task
     graph_name: str
-    method: options.Choice
+    method: str
     classes: Mapping[str, Array]
-    assignment: Array | None
+    balance_edges: bool
     out: Path
-    exchange: Exchange
-    scratch: Scratch
     progress: Progress
     resume: bool
-    bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
-    left: output_folder.Leftovers = field(init=False)
-    finished: bool = field(init=False, default=False)  # the run before has ended
-    took_assignment: bool = field(init=False, default=False)
-    both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
+    took: bool = field(init=False, default=False)  # the assignment is that of a killed run
 
     def __post_init__(self) -> None:
-        self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
-        self.left = output_folder.Leftovers(self.out, self.graph_name)
+        self.source = self.task.source
+        self.exchange = self.task.exchange
+        self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.balance_edges
+        self.kept = output_folder.assignment_path(self.out, self.graph_name)
 
     def make(self) -> PartitionResult:
-        self.check_same()
-        num_parts = self.method.num_parts
-        looking = "looking for an earlier run"
-        (self.finished,) = self.exchange.map(looking, 1, lambda _: self.left.are_of_finished_run())
+        exchange, num_parts = self.exchange, self.task.num_parts
+        features = self.check_same()
         topology = self.check_edges()
         parts, balance = self.assign(topology)
-        digest = options.Digest(self.exchange)
-        digest.add(0, int(self.bounds[self.exchange.rank]), parts)
-        identity = options.word_of(topology, self.graph_name, num_parts, digest.total())
-        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
+        first, sums = self.task.own.start, np.zeros(2, np.uint64)
+        add_digest(np.array([combine(0)]), np.array([0, first + len(parts)]), first, parts, parts, sums)
+        identity = _word_of(topology, self.graph_name, num_parts, exchange.total(sums.view(np.int64)).tolist())
+        numbering = Numbering(self.task, parts)
         del parts
-        content = options.word_of(identity, options.word_of_tables(self.source, self.exchange))
+        content = _word_of(identity, features)
         done = self.complete_parts(content)
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
-        elif self.resume and (self.took_assignment or self.assignment is not None):
+        elif self.resume and self.took:
             self.tell("nothing to resume in %s: no complete part is of this graph, assignment and features", self.out)
         self.remove_all_but(done)
-        arrivals = self.write_parts(content, numbering, done)
-        result = self.write_config(identity, content, numbering, arrivals, balance)
-        if self.exchange.rank == 0:
-            self.left.remove()
-        return result
+        writer = PartWriter(self.task, numbering, done)
+        writer.receive(self.progress)
+        give_back()
+        writer.config = config = self.config_of(writer, identity, content, balance)
+        self.write_parts(writer, done)
+        self.write_config(config)
+        if exchange.rank == 0:
+            with suppress(OSError):  # the graph stands
+                self.kept.unlink(missing_ok=True)
+                temporary_name(self.kept).unlink(missing_ok=True)
+        get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, self.method, config.report)
+        return PartitionResult(config.path, config.report)
 
-    def check_same(self) -> None:
-        """Check that all ranks have the same arguments and graph; compare a few rows of each array."""
+    def given(self) -> list[tuple[str, Array]]:
+        """Return the balance classes of node types, and the assignment if there is one."""
+        classes = [(ntype, np.asarray(self.classes[ntype])) for ntype in sorted(self.classes)]
+        return classes if self.task.given is None else [*classes, ("", self.task.given)]
+
+    def check_same(self) -> str:
+        """Check that all ranks have the same arguments and graph, by a few rows of each array.
+
+        Return a hash of features and original ids: dtypes, shapes, and a few rows, the same in every form of input.
+        """
         source = self.source
-        values: dict[str, object] = {
-            "graph_name": self.graph_name,
-            "the method": self.method,
-            "whether to resume": self.resume,
-            "types": options.word_of(source.schema.ntypes, source.schema.relations),
-            "numbers of nodes and edges": options.word_of(source.num_nodes, source.edge_counts),
-            "features": options.word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None),
-        }
-        if self.exchange.size > 1:
-            with self.exchange.together("comparing the graphs of all ranks"):
-                given = [np.asarray(self.classes[ntype]) for ntype in sorted(self.classes)]
-                given += [] if self.assignment is None else [self.assignment]
-                values["assignment and balance classes"] = options.word_of([*map(options.sampled, given)])
-                values["edges"] = options.word_of([*map(options.sampled, chain(*source.edges))])
-                values |= {f"rows of {name}": options.word_of(options.sampled(rows)) for name, rows in source.tables()}
-            self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
+        with self.exchange.together("comparing the graphs of all ranks"):
+            infos = feature_infos(source), source.node_ids is None, source.edge_ids is None
+            rows = [*map(_sampled, source.arrays())]
+            several = self.exchange.size > 1
+            values = {
+                "graph_name": self.graph_name,
+                "the method": self.options,
+                "whether to resume": self.resume,
+                "types": _word_of(source.schema.ntypes, source.schema.relations),
+                "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
+                "features": _word_of(infos),
+                "rows of features": _word_of(rows),
+                "assignment and balance classes": _word_of([_sampled(given) for _, given in self.given()]),
+                "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if several]),
+            }
+        self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
+        return _word_of(infos, rows)
 
     def check_edges(self) -> str:
         """Check the ends of all edges; return a hash of the types and the edges."""
         source = self.source
         exchange = self.exchange
-        digest = options.Digest(exchange)
         total = sum(source.edge_counts)
         done = 0
-        skew = 0
+        sums = np.zeros(3, np.uint64)
         with exchange.together("checking the edges"):
             kinds = np.arange(1, len(source.edges) + 1, dtype=np.uint64)
             for chunk in edge_chunks(source, None, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
                 source.check_edges(chunk)
-                digest.add_pairs(kinds, source.first_edges, chunk.first, chunk.src, chunk.dst)
-                skew = (skew + int(asymmetry_of_edges(*ends_among_nodes(source, chunk)))) % 2**64
+                add_digest(kinds, source.first_edges, chunk.first, chunk.src, chunk.dst, sums)
+                add_asymmetry(*ends_among_nodes(source, chunk), sums[2:])
                 done = min(done + len(chunk.src) * exchange.size, total)
             source.check_values(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
-        self.both_ways = sum(exchange.gather_json(skew)) % 2**64 == 0
+        *digest, asymmetry = exchange.total(sums.view(np.int64)).tolist()
+        self.task = replace(self.task, both_ways=asymmetry == 0)
         schema = source.schema
-        return options.word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
+        return _word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest)
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
         """Return int32[own nodes], the part of each, and the balance; rank 0 keeps the parts of all in a file."""
-        exchange = self.exchange
-        method = self.method
-        word = self.word_of_assignment(topology)
-        kept = None
+        exchange, method, num_parts = self.exchange, METHODS[self.method], self.task.num_parts
+        word, kept = "", None
         with exchange.together("reading a kept assignment"):
-            if exchange.rank == 0 and self.assignment is None:
-                kept = self.left.read_assignment(word)
+            if exchange.rank == 0:
+                hashes = [
+                    (name, blake2b(np.ascontiguousarray(values).data).hexdigest()) for name, values in self.given()
+                ]
+                word = _word_of(topology, self.options, hashes)
+                kept = output_folder.kept_assignment(self.kept, self.graph_name, word)
                 if kept is None and self.resume:
                     self.tell("nothing to resume in %s: no assignment is of this graph and these options", self.out)
-        self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
-        stage = f"assign nodes ({method.name})"
-        steps = max(sum(self.source.edge_counts), 1) if METHODS[method.name].reports else 1
+        self.took = exchange.sum_of(int(kept is not None)) > 0
+        stage = f"assign nodes ({self.method})"
+        steps = max(sum(self.source.edge_counts), 1) if method.reports else 1
 
         def report(fraction: float) -> None:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
-        criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
-        task = Task(
-            self.source, method.num_parts, criteria.weights, self.bounds, method.seed, method.objtype, self.assignment,
-            self.both_ways, exchange, self.scratch, report,
-        )  # fmt: skip
-        if self.took_assignment:
+        names, weights = balance_criteria(self.task, self.classes, self.balance_edges)
+        task = replace(self.task, weights=weights, report=report)
+        if self.took:
             parts = task.on_first(lambda: np.asarray(kept))
         else:
-            parts = METHODS[method.name].assign(task)
-            if self.assignment is None:
-                self.keep(word, parts)
-        loads = exchange.total(loads_of(criteria.weights, parts, method.num_parts))
+            parts = method.assign(task)
+            whole = exchange.gather_to_first(parts[:, None])[:, 0]
+            self.remove_all_but(np.zeros(num_parts, np.bool_))  # else the assignment would say that they are new
+            with exchange.together("keeping the assignment"):
+                if exchange.rank == 0:
+                    with ShardWriter(self.kept, self.graph_name, 0, word, durable=True) as file:
+                        file.add("parts", whole)
+            del whole
+        loads = exchange.total(loads_of(weights, parts, num_parts))
         self.progress(stage, steps, steps)
-        return parts, measured_balance(criteria.names, loads)
-
-    def keep(self, word: str, parts: I32) -> None:
-        """Have rank 0 keep the parts of all nodes in a file; this rank has int32[own nodes]."""
-        whole = self.exchange.gather_to_first(parts[:, None])[:, 0]
-        if self.finished:  # else the assignment would say that the old parts are of a killed run
-            self.remove_all_but(np.zeros(self.method.num_parts, np.bool_))
-        with self.exchange.together("keeping the assignment"):
-            if self.exchange.rank == 0:
-                self.left.write_assignment(word, whole)
-
-    def word_of_assignment(self, topology: str) -> str:
-        digest = options.Digest(self.exchange)
-        with self.exchange.together("reading balance classes"):
-            for number, (_, classes) in enumerate(sorted(self.classes.items())):
-                flat = np.asarray(classes).reshape(-1)
-                begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
-                digest.add(number, int(begin), flat[begin:end].astype(np.int64))
-        return options.word_of(topology, self.method, sorted(self.classes), digest.total())
+        return parts, measured_balance(names, loads)
 
     def complete_parts(self, content: str) -> Mask:
         """Return bool[parts]: the files of the part stand with this content, and their rows have their checksums."""
-        num_parts = self.method.num_parts
-        if not self.resume or self.finished:
+        num_parts = self.task.num_parts
+        if not self.resume or not self.took:
             return np.zeros(num_parts, np.bool_)
 
         def is_complete(part: int) -> bool:
             self.progress("verify parts", part, num_parts)
             paths = [self.out / name for name in PartConfig.files_of(part).values()]
             try:
-                with ShardReader(paths[0], self.graph_name, part) as shard:
-                    if shard.identity != content:  # of another run
-                        return False
                 for path in paths:
                     verify(path, self.graph_name, part, content)
             except ShardFormatError as error:
@@ -343,38 +312,31 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> Arrivals:
-        """Relabel all edges, and write the incomplete parts."""
-        arrivals = Arrivals(self.source, numbering, done, self.scratch)
-        arrivals.receive(self.progress)
-        give_back()
-        writer = PartWriter(arrivals, self.graph_name, content, self.out)
-        missing = [part for part in arrivals.parts if not done[part]]
+    def config_of(self, writer: PartWriter, identity: str, content: str, balance: Mapping[str, float]) -> PartConfig:
+        source, cut = self.source, writer.cut
+        fraction = round(cut / max(sum(source.edge_counts), 1), 4)
+        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
+        edges = np.pad(np.cumsum(writer.counts, axis=0), ((1, 0), (0, 0))).T
+        book = RangeBook(source.schema, writer.numbering.offsets, edges)
+        return PartConfig(
+            self.graph_name, self.method, book, *feature_infos(source), PartConfig.default_files(book.num_parts),
+            report, self.out, identity, content, source.shared, tuple(source.shared_features),
+        )  # fmt: skip
+
+    def write_parts(self, writer: PartWriter, done: Mask) -> None:
+        """Write the incomplete parts."""
+        missing = [part for part in writer.parts if not done[part]]
         with self.exchange.together("writing the parts"):
             for number, part in enumerate(missing):
                 self.progress("write parts", number, len(missing))
                 writer.write(part)
             self.progress("write parts", len(missing), len(missing))
-        arrivals.close()
-        return arrivals
+        writer.close()
 
-    def write_config(
-        self, identity: str, content: str, numbering: Numbering, arrivals: Arrivals, balance: Mapping[str, float]
-    ) -> PartitionResult:
-        source, method, cut = self.source, self.method, arrivals.cut
-        fraction = round(cut / max(sum(source.edge_counts), 1), 4)
-        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": fraction}
-        edges = np.pad(np.cumsum(arrivals.counts, axis=0), ((1, 0), (0, 0))).T
-        config = PartConfig(
-            self.graph_name, method.name, RangeBook(source.schema, numbering.offsets, edges), *feature_infos(source),
-            PartConfig.default_files(method.num_parts), report, self.out, identity, content, source.shared,
-            tuple(source.shared_features),
-        )  # fmt: skip
+    def write_config(self, config: PartConfig) -> None:
         with self.exchange.together("writing the configuration"):
             if self.exchange.rank == 0:
                 config.write(self.out)
-        get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
-        return PartitionResult(config.path, report)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
@@ -385,3 +347,17 @@ def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_pa
         shared=source.shared, shared_features=tuple(source.shared_features),
     )  # fmt: skip
     return bytes_of_part(whole, 0) + 4 * sum(source.num_nodes) + 8 * (num_parts - 1) * len(source.own)
+
+
+def _sampled(array: RowArray) -> bytes:
+    """Return a few rows of an array, from the first to the last at equal distances."""
+    count = min(len(array), _SAMPLES)
+    rows = np.arange(count) * (len(array) - 1) // max(count - 1, 1)
+    sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows.tolist())
+    release(array)
+    return sample
+
+
+def _word_of(*known: object) -> str:
+    """Return 32 hexadecimal digits, a hash of plain values."""
+    return blake2b(repr(known).encode(errors="surrogatepass"), digest_size=16).hexdigest()

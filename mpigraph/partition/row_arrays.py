@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.storage.contents import overlaps
+from mpigraph.storage.narrow import RowError as RowError
 
 _CHUNK = 1 << 20  # rows
 _BYTES_COPIED = 8 << 20
@@ -27,8 +28,7 @@ class RowArray(Protocol):
     """The interface of edges and features: that of numpy arrays, memory maps and the classes below.
 
     Other classes than numpy's may have ``sources``, the arrays that they are made from (empty for one that reads a file
-    itself), ``place(row)``, the file and row that a row was read from, and ``block_bytes``, the bytes of a file that
-    one read takes into memory.
+    itself), and ``place(row)``, the file and row that a row was read from.
     """
 
     @property
@@ -46,19 +46,6 @@ class RowArray(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> Any: ...
-
-
-class RowError(GraphDataError):
-    """A function that makes rows from others refuses one of them.
-
-    Args:
-        row: its number among the rows of this call; :class:`MadeRows` adds its place in the file.
-        reason: what is wrong with it.
-    """
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
 
 
 class DerivedRows:
@@ -102,8 +89,6 @@ class FileRows(DerivedRows):
         self._read = read
         self._bounds = bounds
         self._place = place
-        rows = int(np.diff(bounds).max(initial=0))
-        self.block_bytes = rows * self.dtype.itemsize * int(np.prod(shape[1:]))
 
     def __getitem__(self, rows: Any) -> Array:
         if isinstance(rows, slice) and rows.step in (None, 1):
@@ -142,6 +127,7 @@ class MadeRows(DerivedRows):
         dtype: of the rows that it returns.
         arrays: one or more.
         row_shape: all dimensions of these rows except the first, if not those of the first array.
+        title: of the rows in messages of errors, where the file may have another.
     """
 
     def __init__(
@@ -150,8 +136,10 @@ class MadeRows(DerivedRows):
         dtype: npt.DTypeLike,
         *arrays: RowArray,
         row_shape: tuple[int, ...] | None = None,
+        title: str = "",
     ) -> None:
         self._make = make
+        self._title = title and f"{title}: "
         super().__init__(arrays, arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape), dtype)
 
     def __getitem__(self, rows: Any) -> Array:
@@ -160,7 +148,7 @@ class MadeRows(DerivedRows):
             return self._make(*inputs)
         except RowError as error:
             row = int(range(len(self))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
-            raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
+            raise GraphDataError(f"{self.place(row) or f'row {row}'}: {self._title}{error}") from None
 
 
 def side_by_side(columns: Sequence[RowArray]) -> RowArray:
@@ -229,7 +217,7 @@ def as_labels(label: RowArray) -> RowArray:
 
 def _check_real(what: str, rows: RowArray) -> None:
     if rows.dtype.kind not in _REAL:
-        raise GraphDataError(f"{_origin(rows, 0)}{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
+        raise GraphDataError(f"{origin_of(rows, 0)}{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
 
 
 def as_int64(rows: Array) -> I64:
@@ -261,9 +249,9 @@ def place_of(array: object, row: int) -> str:
     return "" if file_name is None else f"{file_name}, row {row}"
 
 
-def _origin(array: object, row: int) -> str:
-    """Return the beginning of a message about a row: its place, if it is known."""
-    place = place_of(array, row)
+def origin_of(array: object, row: int, path: str = "") -> str:
+    """Return the beginning of a message about a row: its place, else ``path``, if one is known."""
+    place = place_of(array, row) or path
     return place and f"{place}: "
 
 
@@ -276,12 +264,6 @@ def reads_blocks(array: object) -> bool:
         return False
     sources = getattr(array, "sources", ())
     return not sources or any(map(reads_blocks, sources))
-
-
-def block_bytes(array: object) -> int:
-    """Return the size of the largest block of a file that is in memory while rows are read; 0 if it is not known."""
-    own = int(getattr(array, "block_bytes", 0))
-    return max([own, *map(block_bytes, getattr(array, "sources", ()))])
 
 
 def release(array: object) -> None:
@@ -320,11 +302,10 @@ class Concatenated(FileRows):
         for source in sources:
             if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
                 rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
-                raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
+                raise GraphDataError(f"{origin_of(source, 0)}rows are {rows}, in the chunks before {before}")
         offsets = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
         super().__init__(self._joined, (int(offsets[-1]), *first.shape[1:]), first.dtype, offsets)
         self.sources = tuple(sources)
-        self.block_bytes = 0
 
     def _joined(self, begin: int, end: int) -> Array:
         copied = np.empty((end - begin, *self.shape[1:]), self.dtype)

@@ -11,22 +11,23 @@ mapped files do not; the writer of a part gathers them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.metadata.schema import relation_key
+from mpigraph.kernels.csr import by_key
 from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
 from mpigraph.partition.loops import sort_rows
-from mpigraph.partition.row_arrays import RowArray, block_bytes, reads_blocks, release
+from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
 from mpigraph.partition.source import Features, GraphSource
-from mpigraph.partition.spill import Spill, by_row
+from mpigraph.partition.spill import Scratch, Spill
 
+Arrays: TypeAlias = Mapping[str, RowArray]
+"""Features and original ids of a type, by name."""
 ORIGINAL_IDS = ""  # the name among features, whose names are longer
 BUCKET_BYTES = 48 << 20  # of rows that are put in order at a time
 _PIECE_BYTES = 32 << 20  # of rows that are written at a time
@@ -34,7 +35,6 @@ _ROUND_BYTES = 16 << 20  # of rows with features that a rank reads and sends at 
 _SPARSE = 4  # keys for each row, beyond which rows are compared, not counted
 
 
-@dataclass(frozen=True, eq=False)
 class Writers:
     """The ranks that write the parts, nearly as many each; nothing travels to parts that are done.
 
@@ -43,20 +43,17 @@ class Writers:
         done: bool[parts].
         bounds: int64[ranks + 1], the parts of each rank.
         parts: this rank's; some may be done.
+        spill: the place where rows wait.
     """
 
-    exchange: Exchange
-    done: Mask
-    bounds: I64
-    parts: range
-
-    @classmethod
-    def of(cls, exchange: Exchange, done: Mask) -> "Writers":
-        """Divide the parts."""
+    def __init__(self, exchange: Exchange, done: Mask, scratch: Scratch) -> None:
+        self.exchange = exchange
+        self.done = done
+        self.spill = Spill(scratch)
         missing_before = np.append(0, np.cumsum(~done))
-        bounds = np.searchsorted(missing_before, even_bounds(int(missing_before[-1]), exchange.size)).astype(np.int64)
-        bounds[-1] = len(done)
-        return cls(exchange, done, bounds, range(*bounds[exchange.rank : exchange.rank + 2].tolist()))
+        self.bounds = np.searchsorted(missing_before, even_bounds(int(missing_before[-1]), exchange.size))
+        self.bounds[-1] = len(done)
+        self.parts = range(*self.bounds[exchange.rank : exchange.rank + 2].tolist())
 
 
 class Shuffle:
@@ -66,7 +63,6 @@ class Shuffle:
 
     Args:
         writers: the ranks.
-        spill: the place where rows wait.
         offsets: int64[parts + 1], the keys of each part.
         count: number of all rows.
         columns: dtypes of further integers of a row; one that is named "source" orders rows of equal key.
@@ -79,22 +75,22 @@ class Shuffle:
     def __init__(
         self,
         writers: Writers,
-        spill: Spill,
         offsets: I64,
         count: int,
         columns: Mapping[str, npt.DTypeLike] = {},
         arrays: Mapping[str, RowArray] = {},
     ) -> None:
         self._writers = writers
-        self._spill = spill
         self._arrays = to_carry(arrays)
         self.carried = {name: f"array{i}" for i, name in enumerate(self._arrays)}
         wide = max(int(offsets[-1]), count) >= 2**31
         self._dtype = _record(self._arrays, np.int64 if wide else np.int32, columns)
         size = self._dtype.itemsize
-        self._pieces = -(-count * size // (len(writers.done) * BUCKET_BYTES)) or 1  # of each part
-        self._cuts = evenly_cut(offsets[writers.parts.start : writers.parts.stop + 1], self._pieces)
-        self._first_group = spill.new_groups(len(self._cuts) - 1)
+        self._pieces = pieces = -(-count * size // (len(writers.done) * BUCKET_BYTES)) or 1  # of each part
+        own = offsets[writers.parts.start : writers.parts.stop + 1]
+        cuts = own[:-1, None] + np.diff(own)[:, None] * np.arange(pieces) // pieces  # of nearly equal length
+        self._cuts = np.append(cuts.reshape(-1), own[-1])
+        self._first_group = writers.spill.new_groups(len(self._cuts) - 1)
 
     @collective("ranks")
     def send(self, parts: I64, keys: Array, first: int, **columns: Array) -> None:
@@ -116,7 +112,6 @@ class Shuffle:
             here = slice(begin, begin + step)
             self._send(parts[here], keys[here], first + begin, {name: of[here] for name, of in columns.items()})
 
-    @collective("ranks")
     def _send(self, parts: I64, keys: Array, first: int, columns: Mapping[str, Array]) -> None:
         writers = self._writers
         records = np.zeros(len(keys), self._dtype)
@@ -124,94 +119,70 @@ class Shuffle:
         records["number"] = np.arange(first, first + len(keys))
         for name, values in columns.items():
             records[name] = values
+        if self.carried:
+            with writers.exchange.together("reading features"):
+                for name, array in () if writers.done[parts].all() else self._arrays.items():
+                    records[self.carried[name]] = array[first : first + len(keys)]
+                    release(array)
         if writers.done.any():
             leaving = ~writers.done[parts]
             records, parts = records[leaving], parts[leaving]
-        if self.carried:
-            with writers.exchange.together("reading features"):
-                for name, array in self._arrays.items() if len(records) else ():
-                    rows = np.asarray(array[first : first + len(keys)])
-                    records[self.carried[name]] = rows if len(records) == len(rows) else rows[leaving]
-                    release(array)
         route = Route(writers.exchange, owners_of(writers.bounds, parts))
         came = route.there(records.view(np.uint8).reshape(len(records), self._dtype.itemsize))
         came = came.reshape(-1).view(self._dtype)
         if len(came):
-            self._spill.add(self._first_group + np.searchsorted(self._cuts, came["key"], side="right") - 1, came)
+            self._writers.spill.add(
+                self._first_group + np.searchsorted(self._cuts, came["key"], side="right") - 1, came
+            )
 
     def take(self, part: int) -> Iterator[Array]:
         """Yield the records of a part of this rank in order, some MiB at a time; once."""
         first = (part - self._writers.parts.start) * self._pieces
         step = max(1, _PIECE_BYTES // self._dtype.itemsize)
         for piece in range(first, first + self._pieces):
-            records = self._spill.take(self._first_group + piece, self._dtype, mapped=bool(self.carried))
+            records = self._writers.spill.take(self._first_group + piece, self._dtype, mapped=bool(self.carried))
             order = _order(records, bool(self.carried), *self._cuts[piece : piece + 2].tolist())
             for at in range(0, len(order), step):
                 yield records.take(order[at : at + step])
                 release(records)
 
 
-def _order(records: Array, by_number: bool, first: int, last: int) -> Array:
-    """Return int[n], the order of records with keys in ``[first, last)``: by key, source, number or as they came."""
-    keys = records["key"].astype(np.int64)
-    order = np.arange(len(records), dtype=np.int32 if len(records) < 2**31 else np.int64)
-    sources = [records["source"]] if "source" in (records.dtype.names or ()) else []
-    if by_number and sources:  # other keys are of one record each
-        order = np.argsort(records["number"], kind="stable").astype(order.dtype)
-        keys = keys[order]
-        sources = [sources[0][order]]
-    if last - first > _SPARSE * len(records):
-        return order[np.lexsort((*sources, keys)) if sources else np.argsort(keys, kind="stable")]
-    keys -= first
-    indptr, (order, *sources) = by_row(keys, last - first, order, *sources)
-    if sources:
-        sort_rows(indptr, sources[0], order)
+def _order(records: Array, by_number: bool, first: int, last: int) -> I64:
+    """Return the order of records with keys in ``[first, last)``: by key, source, number or as they came."""
+    names = [name for name in ("number", "source", "key") if name in (records.dtype.names or ())]
+    if by_number or last - first > _SPARSE * len(records):
+        order: I64 = np.lexsort([records[name] for name in (names if by_number else names[1:])])
+        return order
+    bounds, order = by_key(records["key"] - first, last - first)
+    if "source" in names:
+        sort_rows(bounds, records["source"].take(order), order)
     return order
 
 
-def evenly_cut(offsets: I64, pieces: int) -> I64:
-    """Return int64[ranges * pieces + 1]: ranges (int64[ranges + 1]), each in pieces of nearly equal length."""
-    cuts = offsets[:-1, None] + np.diff(offsets)[:, None] * np.arange(pieces) // pieces
-    return np.append(cuts.reshape(-1), offsets[-1]).astype(np.int64)
-
-
-def arrays_of(source: GraphSource) -> tuple[list[dict[str, RowArray]], list[dict[str, RowArray]]]:
+def arrays_of(source: GraphSource) -> tuple[list[Arrays], list[Arrays]]:
     """Return for each node type, and for each relation, its features and original ids, by name."""
 
-    def arrays(names: Iterable[str], tables: Features, ids: Sequence[RowArray] | None) -> list[dict[str, RowArray]]:
-        named = [{name: feature.values for name, feature in tables.get(owner, {}).items()} for owner in names]
-        for table, original in zip(named, ids or (), strict=False):
-            table[ORIGINAL_IDS] = original
-        return named
+    def arrays(names: Iterable[str], tables: Features, ids: Sequence[RowArray] | None) -> list[Arrays]:
+        named: list[Arrays] = [{n: feature.values for n, feature in tables.get(owner, {}).items()} for owner in names]
+        return [{**table, ORIGINAL_IDS: own} for table, own in zip(named, ids, strict=True)] if ids else named
 
-    keys = map(relation_key, source.schema.relations)
     of_nodes = arrays(source.schema.ntypes, source.node_feats, source.node_ids)
-    return of_nodes, arrays(keys, source.edge_feats, source.edge_ids)
+    return of_nodes, arrays(source.schema.relation_keys, source.edge_feats, source.edge_ids)
 
 
-def to_carry(arrays: Mapping[str, RowArray]) -> dict[str, RowArray]:
+def to_carry(arrays: Arrays) -> Arrays:
     """Return the arrays that are slow to read at random."""
     return {name: array for name, array in arrays.items() if reads_blocks(array)}
 
 
-class Carried(NamedTuple):
-    """Sizes of the rows that travel, bytes."""
-
-    total: int = 0  # of all rows, as they lie in temporary files
-    block: int = 0  # of the blocks of files that are in memory at once
-
-
-def carried_sizes(source: GraphSource) -> Carried:
-    """Return the sizes of the rows of a graph that travel."""
+def carried_bytes(source: GraphSource) -> int:
+    """Return the bytes of the rows of a graph that travel, as they lie in temporary files."""
     tables = [table for table in map(to_carry, chain(*arrays_of(source))) if table]
-    total = sum(_record(table).itemsize * len(next(iter(table.values()))) for table in tables)
-    return Carried(total, max([0, *(sum(map(block_bytes, table.values())) for table in tables)]))
+    return sum(_record(table).itemsize * len(next(iter(table.values()))) for table in tables)
 
 
 def _record(
-    arrays: Mapping[str, RowArray],
-    dtype: npt.DTypeLike = np.int64,
-    columns: Mapping[str, npt.DTypeLike] = {},
+    arrays: Arrays, dtype: npt.DTypeLike = np.int64, columns: Mapping[str, npt.DTypeLike] = {}
 ) -> np.dtype[np.void]:
     """Return the dtype of a row, with rows of several arrays."""
     fields = [(f"array{i}", array.dtype, array.shape[1:]) for i, array in enumerate(arrays.values())]

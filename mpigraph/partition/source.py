@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.metadata.schema import Schema, check_name, parse_relation, relation_key
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, concatenated, place_of, release
+from mpigraph.metadata.schema import Schema, check_name
+from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated, origin_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
-from mpigraph.storage.narrow import RoundingError, rounded
-from mpigraph.storage.part_config import FeatureInfo, SharedFeature, features_in_common
+from mpigraph.storage.narrow import rounded
+from mpigraph.storage.part_config import FeatureInfo, Features as Infos, SharedFeature, features_in_common
 
 EDGES_PER_CHUNK = 1 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
@@ -32,11 +32,6 @@ class Feature(NamedTuple):
     dtype: str
     narrow: str = ""
     categories: tuple[str, ...] = ()
-
-    @property
-    def stored(self) -> str:
-        """The logical dtype of the rows as they are stored."""
-        return self.narrow or self.dtype
 
     @property
     def info(self) -> FeatureInfo:
@@ -63,8 +58,6 @@ class Parts(NamedTuple):
 
 
 Features = Mapping[str, Mapping[str, Feature]]
-FeatureInfos = dict[str, dict[str, FeatureInfo]]
-Infos = Mapping[str, Mapping[str, FeatureInfo]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +101,16 @@ class GraphSource:
             if src.ndim != 1 or src.shape != dst.shape or src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 got = f"{src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)}"
                 raise GraphDataError(f"edges of {relation} must be two integer arrays of one length (got {got})")
-        keys = [relation_key(relation) for relation in self.schema.relations]
-        _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
-        _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
+        counts = {("node", ntype): count for ntype, count in zip(self.schema.ntypes, self.num_nodes, strict=True)}
+        counts |= {("edge", key): n for key, n in zip(self.schema.relation_keys, self.edge_counts, strict=True)}
+        for kind, owner, name, feature in self.features():
+            if (kind, owner) not in counts:
+                known = [owner for of, owner in counts if of == kind]
+                raise GraphDataError(f"{kind} features for unknown type {owner!r} (there are {known})")
+            check_name(f"name of a {kind} feature of {owner!r}", name)
+            rows, shape = counts[kind, owner], list(feature.values.shape)
+            if shape[:1] != [rows]:
+                raise GraphDataError(f"{kind} feature {name!r} of {owner!r} must have {rows} rows (got shape {shape})")
 
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
@@ -124,9 +124,8 @@ class GraphSource:
     @cached_property
     def shared_features(self) -> list[SharedFeature]:
         """The edge features that these have in common, which parts keep in datasets that they share."""
-        keys = (relation_key(self.schema.relations[r]) for r in self.shared if self.edge_feats)
-        tables = ({name: of.info for name, of in self.edge_feats.get(key, {}).items()} for key in keys)
-        return features_in_common(self.shared, tables) if self.edge_feats else []
+        infos = feature_infos(self)[1] if self.edge_feats else {}
+        return features_in_common(self.shared, (infos.get(self.schema.relation_keys[r], {}) for r in self.shared))
 
     @cached_property
     def own(self) -> list[int]:
@@ -148,16 +147,17 @@ class GraphSource:
         """int64[types + 1]: the first node of each type among all nodes, types one after the other."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
-    def tables(self) -> Iterator[tuple[str, RowArray]]:
-        """Yield the rows of all features, and original ids, with names for messages."""
-        for kind, features_of in (("node", self.node_feats), ("edge", self.edge_feats)):
-            for type_name, features in sorted(features_of.items()):
-                for name, feature in sorted(features.items()):
-                    yield f"{kind} feature {name!r} of {type_name!r}", feature.values
-        for ntype, ids in zip(self.schema.ntypes, self.node_ids or (), strict=False):
-            yield f"original ids of {ntype!r}", ids
-        for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
-            yield f"original ids of {relation}", ids
+    def features(self) -> Iterator[tuple[str, str, str, Feature]]:
+        """Yield all features, in the order of types and names: "node" or "edge", the type, the name, the feature."""
+        for kind, tables in (("node", self.node_feats), ("edge", self.edge_feats)):
+            for owner, table in sorted(tables.items()):
+                for name, feature in sorted(table.items()):
+                    yield kind, owner, name, feature
+
+    def arrays(self) -> Iterator[RowArray]:
+        """Yield the rows of all features, and original ids."""
+        yield from (feature.values for *_, feature in self.features())
+        yield from (*(self.node_ids or ()), *(self.edge_ids or ()))
 
     def check_edges(self, chunk: "EdgeChunk") -> None:
         """Check the ends of edges of all relations.
@@ -176,7 +176,7 @@ class GraphSource:
                 what = f"edge {number} of {self.schema.relations[relation]} has {('source', 'destination')[side]} "
                 what += f"{values[number : number + 1][0]}, but that node type has "  # uint64 may exceed int64
                 count = self.num_nodes[self.schema.ends(relation)[side]]
-                raise GraphDataError(f"{self._origin(values, number)}{what}{count} nodes")
+                raise GraphDataError(f"{origin_of(values, number, self.path)}{what}{count} nodes")
 
     def check_values(self, rank: int = 0, ranks: int = 1) -> None:
         """Check times, labels and masks, before work that takes long; ranks divide the rows.
@@ -184,26 +184,18 @@ class GraphSource:
         Raises GraphDataError, which names the file and its row where they are known: a time is not finite, or a value
         cannot be read as that of a label or a mask.
         """
-        tables = [(f"node {{}} of {ntype!r}", features) for ntype, features in self.node_feats.items()]
-        tables += [(f"edge {{}} of {parse_relation(key)}", features) for key, features in self.edge_feats.items()]
-        for title, features in tables:
-            for name in sorted(_CHECKED & features.keys()):
-                values = features[name].values
-                are_times = name == _TIMES and values.dtype.kind == "f"
-                if isinstance(values, np.ndarray) and not are_times:
-                    continue  # rows that are made refuse values when they are read
-                first, end = (len(values) * number // ranks for number in (rank, rank + 1))
-                for begin in range(first, end, EDGES_PER_CHUNK):
-                    rows = np.asarray(values[begin : min(begin + EDGES_PER_CHUNK, end)])
-                    for place in np.argwhere(~np.isfinite(rows)) if are_times else ():
-                        row = begin + int(place[0])
-                        what = f"{title.format(row)} has time {rows[tuple(place)]}"
-                        raise GraphDataError(f"{self._origin(values, row)}{what}")
-
-    def _origin(self, array: RowArray, row: int) -> str:
-        """Return the beginning of a message about a row: its file and row, else the graph's path."""
-        origin = place_of(array, row) or self.path
-        return f"{origin}: " if origin else ""
+        for kind, owner, name, feature in self.features():
+            values = feature.values
+            are_times = name == _TIMES and values.dtype.kind == "f"
+            if name not in _CHECKED or (isinstance(values, np.ndarray) and not are_times):
+                continue  # rows that are made refuse values when they are read
+            first, end = (len(values) * number // ranks for number in (rank, rank + 1))
+            for begin in range(first, end, EDGES_PER_CHUNK):
+                rows = np.asarray(values[begin : min(begin + EDGES_PER_CHUNK, end)])
+                for place in np.argwhere(~np.isfinite(rows)) if are_times else ():
+                    row = begin + int(place[0])
+                    what = f"{kind} {row} of {owner!r} has time {rows[tuple(place)]}"
+                    raise GraphDataError(f"{origin_of(values, row, self.path)}{what}")
 
 
 class EdgeChunk(NamedTuple):
@@ -248,10 +240,14 @@ def edge_chunks(
     release(dst)
 
 
-def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
+def feature_infos(source: GraphSource) -> tuple[Infos, Infos]:
     """Return dtype and row shape of the features of all node types, and of all relations."""
-    keys = [relation_key(relation) for relation in source.schema.relations]
-    return _infos(source.schema.ntypes, source.node_feats), _infos(keys, source.edge_feats)
+
+    def infos(owners: Iterable[str], tables: Features) -> Infos:
+        return {owner: {name: of.info for name, of in tables.get(owner, {}).items()} for owner in owners}
+
+    schema = source.schema
+    return infos(schema.ntypes, source.node_feats), infos(schema.relation_keys, source.edge_feats)
 
 
 def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSource:
@@ -262,15 +258,10 @@ def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSou
     """
 
     def narrower(title: str, feature: Feature, narrow: str) -> Feature:
-        def in_16_bits(chunk: Array) -> Array:
-            try:
-                return rounded(chunk, narrow)
-            except RoundingError as error:
-                raise RowError(error.row, f"{title}: {error}") from None
-
         if feature.narrow == narrow:
             return feature
-        return Feature(MadeRows(in_16_bits, storage_dtype(narrow), feature.values), feature.dtype, narrow)
+        rows = MadeRows(partial(rounded, dtype=narrow), storage_dtype(narrow), feature.values, title=title)
+        return Feature(rows, feature.dtype, narrow)
 
     def of_all(kind: str, features: Features, infos: Infos) -> Features:
         return {
@@ -301,19 +292,3 @@ def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
     mask = np.zeros(num_nodes, bool)
     mask[ids] = True
     return Feature.of(mask)
-
-
-def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:
-    return {key: {name: feature.info for name, feature in features.get(key, {}).items()} for key in keys}
-
-
-def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:
-    for type_name, table in features.items():
-        if type_name not in counts:
-            raise GraphDataError(f"{kind} features for unknown type {type_name!r} (there are {list(counts)})")
-        for name, feature in table.items():
-            title = f"{kind} feature {name!r} of {type_name!r}"
-            check_name(f"name of a {kind} feature of {type_name!r}", name)
-            values = feature.values
-            if not values.shape or len(values) != counts[type_name]:
-                raise GraphDataError(f"{title} must have {counts[type_name]} rows (got shape {list(values.shape)})")

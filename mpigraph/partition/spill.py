@@ -7,15 +7,14 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterator
-from io import FileIO
+from io import BufferedRandom
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
-from mpigraph.kernels.csr import count_keys
-from mpigraph.partition.loops import place_values
+from mpigraph.kernels.csr import by_key
 from mpigraph.partition.row_arrays import mapping_of, release
 from mpigraph.storage.files import storage_errors
 
@@ -36,13 +35,13 @@ class Scratch:
         self.limit = limit
         self.mapping = mapping
 
-    def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array to be filled, [count]; raise StorageError if the disk has no space for it."""
-        return self.new(count, dtype) if self.mapping else np.empty(count, dtype)
+    def empty(self, count: int, dtype: npt.DTypeLike, mapping: bool = False) -> Array:
+        """Return an array to be filled, [count]; in a file if it is large, and the scratch or ``mapping`` says so.
 
-    def new(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array to be filled, [count], in a file if it is large; raise StorageError if the disk is full."""
-        return self._mapped(count, dtype) if count * np.dtype(dtype).itemsize > self.limit else np.empty(count, dtype)
+        Raises StorageError if the disk has no space for it.
+        """
+        is_large = count * np.dtype(dtype).itemsize > self.limit
+        return self._mapped(count, dtype) if is_large and (mapping or self.mapping) else np.empty(count, dtype)
 
     def park(self, values: Array) -> Array:
         """Move an array that is not used for a while into a file, if it is large and in none; return it.
@@ -56,13 +55,9 @@ class Scratch:
         release(parked)
         return parked
 
-    def open(self) -> FileIO:
-        """Return a new file, or raise OSError."""
-        return tempfile.TemporaryFile(dir=self.folder, buffering=0)
-
     def _mapped(self, count: int, dtype: npt.DTypeLike) -> Array:
         size = count * np.dtype(dtype).itemsize
-        with storage_errors(self.folder, "write a temporary file"), self.open() as file:
+        with storage_errors(self.folder, "write a temporary file"), tempfile.TemporaryFile(dir=self.folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)  # where the disk is full: an error here, no SIGBUS later
             array: Array = np.ndarray(count, dtype, mmap.mmap(file.fileno(), size))
         return array
@@ -77,12 +72,10 @@ class Spill:
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
-        self._pending: list[list[Array]] = []
+        self._pending: list[list[Array]] = []  # uint8[bytes]
         self._written: list[list[tuple[int, int]]] = []  # (offset, bytes)
         self._in_memory = 0
-        self._end = 0
-        self._file: FileIO | None = None
-        self.num_rows = 0  # that have come
+        self._file: BufferedRandom | None = None
 
     def new_groups(self, count: int) -> int:
         """Begin some groups; return the number of the first."""
@@ -96,13 +89,12 @@ class Spill:
         first = int(groups.min(initial=len(self._pending)))
         numbers = groups - first
         order = np.argsort(numbers.astype(np.int16) if numbers.max(initial=0) < 2**15 else numbers, kind="stable")
-        counts = np.bincount(numbers)
-        ordered = rows.take(order, axis=0)  # by radix where there are few groups
-        ends = np.cumsum(counts)
+        counts = np.bincount(numbers)  # by radix where there are few groups
+        ordered = rows.take(order, axis=0).reshape(-1).view(np.uint8)
+        ends = np.cumsum(counts) * (len(ordered) // max(len(rows), 1))
         for group in np.flatnonzero(counts).tolist():
-            self._pending[first + group].append(ordered[ends[group] - counts[group] : ends[group]])
-        self.num_rows += len(rows)
-        self._in_memory += ordered.nbytes
+            self._pending[first + group].append(ordered[ends[group - 1] if group else 0 : ends[group]])
+        self._in_memory += len(ordered)
         if self._in_memory > self._scratch.limit:
             self._flush()
 
@@ -111,57 +103,40 @@ class Spill:
 
         ``mapped``: they lie in another file if they are large.
         """
-        parts = [size for _, size in self._written[group]] + [chunk.nbytes for chunk in self._pending[group]]
-        count = sum(parts) // np.dtype(dtype).itemsize
-        rows = self._scratch.new(count, dtype) if mapped else np.empty(count, dtype)
+        written, pending = self._written[group], self._pending[group]
+        self._written[group], self._pending[group] = [], []
+        count = (sum(size for _, size in written) + sum(map(len, pending))) // np.dtype(dtype).itemsize
+        rows = self._scratch.empty(count, dtype, mapped)
         data = rows.view(np.uint8)
         at = 0
-        for offset, size in self._written[group]:
-            self._read(data[at : at + size], offset)
-            at += size
-        for chunk in self._pending[group]:
-            data[at : at + chunk.nbytes] = chunk.reshape(-1).view(np.uint8)
-            at += chunk.nbytes
-        self._written[group] = []
-        self._pending[group] = []
+        with storage_errors(self._scratch.folder, "read a temporary file"):
+            for offset, size in written:
+                assert self._file is not None
+                self._file.seek(offset)
+                at += self._file.readinto(data[at : at + size].data)
+        if pending:
+            np.concatenate(pending, out=data[at:])
         return rows
 
     def close(self) -> None:
         """Forget all."""
         if self._file is not None:
             self._file.close()
-            self._file = None
 
     def _flush(self) -> None:
         """Write to the file what is still in memory."""
         with storage_errors(self._scratch.folder, "write a temporary file"):
-            if self._file is None:
-                self._file = self._scratch.open()
-            for group, chunks in enumerate(self._pending):
-                if chunks:
-                    begin = self._end
-                    for chunk in chunks:
-                        self._write(chunk)
-                    self._written[group].append((begin, self._end - begin))
+            self._file = self._file or tempfile.TemporaryFile(dir=self._scratch.folder)
+            offset = self._file.seek(0, os.SEEK_END)
+            for chunks, written in zip(self._pending, self._written, strict=True):
+                size = sum(map(len, chunks))
+                if size:
+                    self._file.writelines(chunk.data for chunk in chunks)
+                    written.append((offset, size))
+                    offset += size
                     chunks.clear()
+            self._file.flush()
         self._in_memory = 0
-
-    def _write(self, chunk: Array) -> None:
-        assert self._file is not None
-        data = chunk.reshape(-1).view(np.uint8).data
-        while data:
-            done = os.pwrite(self._file.fileno(), data, self._end)
-            self._end += done
-            data = data[done:]
-
-    def _read(self, rows: Array, offset: int) -> None:
-        assert self._file is not None
-        data = rows.data
-        with storage_errors(self._scratch.folder, "read a temporary file"):
-            while data:
-                done = os.preadv(self._file.fileno(), [data], offset)
-                offset += done
-                data = data[done:]
 
 
 class MatrixSpill:
@@ -177,35 +152,20 @@ class MatrixSpill:
         self._step = max(1, -(-num_rows // _RANGES))
         self._entries = Spill(scratch)
         self._entries.new_groups(-(-num_rows // self._step))
-
-    @property
-    def num_entries(self) -> int:
-        """Number of entries that have come."""
-        return self._entries.num_rows
+        self.num_entries = 0  # that have come
 
     def add(self, entries: Array) -> None:
         """Add entries, [n, columns]; the first column is the row."""
+        self.num_entries += len(entries)
         self._entries.add(entries[:, 0] // self._step, entries)
 
     def take(self) -> Iterator[tuple[int, int, I64, list[Array]]]:
-        """Yield ranges of rows in order, once: first row, last row + 1, and the results of :func:`by_row`."""
+        """Yield ranges of rows in order, once: first row, last row + 1, the bounds of each row's entries (int64[rows +
+        1]), and the values in each column, [m], those of a row in the order in which they came.
+        """
         for number, begin in enumerate(range(0, self._num_rows, self._step)):
             end = min(begin + self._step, self._num_rows)
             rows, *columns = self._entries.take(number, self._dtype).reshape(-1, self._columns).T
-            yield begin, end, *by_row(rows.astype(np.int64) - begin, end - begin, *columns)
+            bounds, order = by_key(rows - begin, end - begin)
+            yield begin, end, bounds, [column.take(order) for column in columns]
         self._entries.close()
-
-
-def by_row(rows: I64, num_rows: int, *columns: Array) -> tuple[I64, list[Array]]:
-    """Return values, int[m] each, by the row (int64[m]) that they lie in (a counting sort, stable).
-
-    Returns:
-        indptr int64[num_rows + 1], and each column, [m].
-    """
-    indptr = np.zeros(num_rows + 1, np.int64)
-    count_keys(rows, 1, indptr)
-    indptr = np.cumsum(indptr)
-    placed = [np.empty(len(rows), column.dtype) for column in columns]
-    for column, out in zip(columns, placed, strict=True):
-        place_values(rows, np.ascontiguousarray(column), indptr[:-1].copy(), out)
-    return indptr, placed

@@ -29,7 +29,7 @@ from mpigraph.kernels.flat import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.window import RowWindow
-from mpigraph.storage.narrow import FORMS, RoundingError, rounded
+from mpigraph.storage.narrow import FORMS, RowError, rounded
 
 _writes = itertools.count(1)  # of all tensors of this process
 
@@ -192,7 +192,7 @@ class RowTensor:
         if self.stored != self.dtype and values.dtype != self.window.dtype:
             try:
                 values = rounded(values, self.stored)
-            except RoundingError as error:
+            except RowError as error:
                 raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
         self._wait(owned=False)
         numbers = self.numbers(ids)

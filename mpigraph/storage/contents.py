@@ -25,7 +25,7 @@ from mpigraph.storage.format import (
     shared_feature_name,
     storage_dtype,
 )
-from mpigraph.storage.narrow import RoundingError, rounded
+from mpigraph.storage.narrow import RowError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
 
@@ -81,17 +81,17 @@ class PartFiles:
         Raises:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
         """
-        datasets = list(_datasets(self.config, part))
+        expected = list(datasets(self.config, part))
         for which in self.config.files[part]:
-            self.check_file(part, which, datasets)
+            self.check_file(part, which, expected)
 
-    def check_file(self, part: int, which: str, datasets: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
-        """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
+    def check_file(self, part: int, which: str, known: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
+        """Check one file of a part, as :meth:`check` does, whose datasets may be ``known``; return its fingerprint."""
         config = self.config
         shard = self.open(part, which)
         content = shard.fingerprint()
         path = shard.path
-        expected = {name: info for file, name, info in datasets or _datasets(config, part) if file == which}
+        expected = {name: info for file, name, info in known or datasets(config, part) if file == which}
         for name, info in expected.items():
             if name not in content:
                 raise ShardFormatError(f"{path}: dataset {name!r} is missing")
@@ -165,7 +165,7 @@ class PartFiles:
         return begins
 
 
-def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
+def datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
     """Yield the file, the name, and shape and dtype of every dataset of a part."""
     book = config.book
     schema = config.schema
@@ -348,7 +348,7 @@ def _read_pieces(
         if narrow:
             try:
                 rows = rounded(chunk, narrow)
-            except RoundingError as error:
+            except RowError as error:
                 raise GraphDataError(f"{shard.path}: dataset {name!r}, row {row + error.row}: {error}") from None
         for first, last, at in pieces:
             low, high = max(first, row), min(last, row + len(rows))
@@ -415,7 +415,7 @@ def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
 
 def bytes_of_part(config: PartConfig, part: int) -> int:
     """Return the bytes of all datasets of a part."""
-    return sum(_dataset_bytes(info) for *_, info in _datasets(config, part))
+    return sum(_dataset_bytes(info) for *_, info in datasets(config, part))
 
 
 def _dataset_bytes(info: DatasetInfo) -> int:

@@ -58,12 +58,12 @@ FORMS = {
 _TIMES = "time"  # rounded times would reorder events
 
 
-class RoundingError(GraphDataError):
-    """A number is finite, and infinite in 16 bits.
+class RowError(GraphDataError):
+    """A row cannot be stored, or made from others, as it is to be.
 
     Args:
-        row: its position among the rows.
-        reason: the number and its place in the row.
+        row: its position among the rows of this call.
+        reason: what is wrong with it.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -82,13 +82,13 @@ def rounded(rows: Array, dtype: str) -> Array:
         [n, ...] as they are stored.
 
     Raises:
-        RoundingError: a finite number would become infinite.
+        RowError: a finite number would become infinite.
     """
     stored, lost = FORMS[dtype].narrow(rows)
     if lost >= 0:
         row, *columns = np.unravel_index(lost, rows.shape)
         column = "".join(f", column {number}" for number in columns)
-        raise RoundingError(int(row), f"{rows.flat[lost]}{column} does not fit {dtype}")
+        raise RowError(int(row), f"{rows.flat[lost]}{column} does not fit {dtype}")
     return stored
 
 

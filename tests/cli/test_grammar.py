@@ -14,8 +14,8 @@ from made_summaries import Fault, Setup, made
 import mpigraph
 from mpigraph.cli.grammar import STATUSES
 from mpigraph.cli.main import COMMANDS, main
+from mpigraph.partition.assign import PART_METHODS
 from mpigraph.partition.generate import Recipe
-from mpigraph.partition.options import PART_METHODS
 from mpigraph.reports.summary import write
 
 

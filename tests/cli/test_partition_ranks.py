@@ -76,9 +76,10 @@ KILLED = """
 import os, signal, sys
 from mpi4py import MPI
 from mpigraph.cli.main import main
-from mpigraph.partition import metis, output_folder, part_writer, pipeline, shuffle, source
+from mpigraph.partition import metis, output_folder, pipeline, shuffle, source
 from mpigraph.partition.multilevel import assign
 from mpigraph.partition.spill import Scratch, Spill
+from mpigraph.storage.shard import DatasetWriter
 
 source.EDGES_PER_CHUNK = 100  # many steps in each stage
 shuffle.BUCKET_BYTES = 1200
@@ -118,7 +119,7 @@ elif stage == "assign nodes":
 elif stage == "relabel edges":
     kill(Spill, "add", stage, 3)
 elif stage == "write parts":
-    kill(part_writer.DatasetWriter, "write", stage, 3, done=1)  # of a second part
+    kill(DatasetWriter, "write", stage, 3, done=1)  # of a second part
 elif stage == "verify parts":
     kill(pipeline, "verify", stage)
 elif stage == "write configuration":

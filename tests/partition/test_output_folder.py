@@ -9,9 +9,9 @@ from mpi4py import MPI
 
 from mpigraph.cli import partition as command
 from mpigraph.cli.main import main
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, StorageError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.output_folder import Sizes, check_vacant
+from mpigraph.partition.output_folder import check_vacant, new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
@@ -80,12 +80,7 @@ def test_what_an_interrupted_run_has_left_of_another_graph_is_refused(
         partition_source(ring(12), "two", 3, out, "random")
 
 
-def test_shards_and_files_of_other_things_are_refused(tmp_path: Path) -> None:
-    partition_source(ring(12), "one", 2, tmp_path / "a", "random")
-    (tmp_path / "a" / "one.json").unlink()
-    with pytest.raises(InvalidArgumentError, match="part0/graph.h5: belongs to graph 'one', not to 'two'.*--overwrite"):
-        partition_source(ring(12), "two", 2, tmp_path / "a", "random")
-    partition_source(ring(12), "one", 2, tmp_path / "a", "random")  # as if its run had been killed
+def test_files_of_other_things_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "g.json").write_text("{}")
     with pytest.raises(InvalidArgumentError, match="b/g.json is no partition configuration.*--overwrite"):
@@ -94,9 +89,9 @@ def test_shards_and_files_of_other_things_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "g.json").read_text() == "{}"
     old = (tmp_path / "b" / "h.json").read_text().replace('"format_version": ', '"format_version": 9')
     (tmp_path / "b" / "h.json").write_text(old)  # of an older version: partition the graph again
-    check_vacant(tmp_path / "b", "h", Sizes(12, 12))
+    check_vacant(tmp_path / "b", "h", (12, 12))
     with pytest.raises(InvalidArgumentError, match="the graph 'h'"):
-        check_vacant(tmp_path / "b", "h", Sizes(12, 11))
+        check_vacant(tmp_path / "b", "h", (12, 11))
 
 
 def test_the_command_refuses_before_it_reads(
@@ -112,3 +107,11 @@ def test_the_command_refuses_before_it_reads(
     assert main([*words, "--name", "two", "--overwrite"]) == 0
     assert PartConfig.read(tmp_path / "out" / "two.json").num_parts == 2
     assert not (tmp_path / "out" / "one.json").exists()
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_every_rank_must_see_the_folder_of_npy_files(comm: MPI.Intracomm, tmp_path: Path) -> None:
+    (tmp_path / str(comm.rank)).mkdir()
+    with pytest.raises(StorageError, match="on rank 1: .*is not the directory that rank 0 sees"):
+        with new_npy_files(MPIExchange(comm), tmp_path / str(comm.rank), {"x": ((3,), np.int32)}):
+            pass

@@ -42,9 +42,11 @@ def skewed(num_nodes: int, num_edges: int) -> GraphSource:
         *(("typed", "metis"), ("homogeneous", "multilevel"), ("typed", "random"), ("homogeneous", "given")),
         *(pytest.param("homogeneous", method, marks=pytest.mark.slow) for method in ("metis", "random")),
         *(pytest.param("typed", method, marks=pytest.mark.slow) for method in ("multilevel", "given")),
+        pytest.param("cut again", "multilevel", marks=pytest.mark.slow),
     ],
 )
 def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, method: str, kind: str) -> None:
+    """Where parts are cut again, every rank reads its slices of the shards, across the bounds of parts."""
     graph = skewed(300, 4000) if kind == "homogeneous" else typed_source()
     assignment = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None
     classes = {"_N": np.arange(300) % 2} if kind == "homogeneous" and method != "given" else None
@@ -56,6 +58,11 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         )  # fmt: skip
 
     with shared_folder(comm) as folder:
+        if kind == "cut again":
+            if comm.rank == 0:
+                partition_source(graph, "g", 4, folder / "first", "random", seed=2)
+            comm.Barrier()
+            graph = read_source(folder / "first" / "g.json")
         if comm.rank == 0:
             cut(folder / "wanted", Exchange())
         monkeypatch.setattr(source, "EDGES_PER_CHUNK", 64)  # many rounds, buckets, and files
@@ -64,26 +71,6 @@ def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, metho
         comm.Barrier()
         check_equal(folder / "wanted", folder / "found")
         assert not list(folder.glob(".mpigraph*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("comm", [3], indirect=True)
-def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
-    """Every rank reads its slices of the shards, across the bounds of parts."""
-    with shared_folder(comm) as folder:
-        for kind, graph in (("homogeneous", skewed(300, 4000)), ("typed", typed_source())):
-            if comm.rank == 0:
-                first = partition_source(graph, "g", 5, folder / kind / "first", "random", seed=2).config_path
-                partition_source(read_source(first), "g", 3, folder / kind / "wanted", "multilevel")
-            comm.Barrier()
-            again = read_source(folder / kind / "first" / "g.json")
-            with monkeypatch.context() as patch:
-                patch.setattr(source, "EDGES_PER_CHUNK", 500)  # many rounds, buckets, and files
-                patch.setattr(shuffle, "BUCKET_BYTES", 1200)
-                result = folder / kind / "found"
-                partition_source(again, "g", 3, result, "multilevel", exchange=MPIExchange(comm))
-            comm.Barrier()
-            check_equal(folder / kind / "wanted", folder / kind / "found")
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
@@ -95,25 +82,6 @@ def test_graphs_smaller_than_the_ranks(comm: MPI.Intracomm, num_nodes: int, num_
             partition_source(graph, "g", num_parts, folder / method, method, exchange=MPIExchange(comm))
             if comm.rank == 0:
                 partition_source(graph, "g", num_parts, folder / "alone" / method, method)
-            comm.Barrier()
-            check_equal(folder / "alone" / method, folder / method)
-
-
-def test_a_run_that_ends_while_it_writes_goes_on_with_other_ranks(comm: MPI.Intracomm, monkeypatch) -> None:
-    graph = skewed(300, 4000)
-    exchange = MPIExchange(comm)
-    with shared_folder(comm) as folder:
-        for method in ("metis", "multilevel"):
-            with monkeypatch.context() as patch:
-                patch.setattr(pipeline.PartWriter, "write", lambda writer, part: 1 / 0)
-                with pytest.raises(MPIGraphError, match="writing the parts failed .* ZeroDivisionError"):
-                    partition_source(graph, "g", 4, folder / method, method, exchange=exchange)
-            with monkeypatch.context() as patch:
-                again = METHODS[method]._replace(assign=lambda task: pytest.fail("assigned again"))
-                patch.setitem(METHODS, method, again)
-                partition_source(graph, "g", 4, folder / method, method, exchange=exchange)
-            if comm.rank == 0:
-                partition_source(graph, "g", 4, folder / "alone" / method, method)
             comm.Barrier()
             check_equal(folder / "alone" / method, folder / method)
 
@@ -145,6 +113,8 @@ def test_complete_parts_are_taken_up_by_other_ranks(comm: MPI.Intracomm, monkeyp
         comm.Barrier()
         with pytest.raises(MPIGraphError, match="ZeroDivisionError"):
             cut(folder / "together", [4], exchange, resume=False)
+        again = METHODS["random"]._replace(assign=lambda task: pytest.fail("assigned again"))
+        monkeypatch.setitem(METHODS, "random", again)
         for name, missing in (("alone", [2, 3, 4]), ("together", [4])):
             written = comm.allgather(cut(folder / name, [], exchange))
             assert sorted(sum(written, [])) == missing
@@ -185,8 +155,7 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
         "types:": typed_source(),
         "features:": replace(skewed(50, 200), node_feats={}),
     }  # fmt: skip
-    rows = ["edges", "edges", "rows of node feature 'id'", "rows of edge feature 'ends'"]
-    rows += ["assignment and balance classes"] * 2
+    rows = ["edges", "edges", *["rows of features"] * 2, *["assignment and balance classes"] * 2]
     with shared_folder(comm) as folder:
         for name, other in rest.items():
             own = {name: other} if comm.rank == last else {}

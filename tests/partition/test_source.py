@@ -109,27 +109,25 @@ def test_what_is_cut_again_stays_in_16_bits(tmp_path: Path) -> None:
 
 
 def test_the_command_line(tmp_path: Path, capsys) -> None:
-    source = graph()
-    (src, dst) = source.edges[0]
+    src, dst = graph().edges[0]
     feat = np.where(np.abs(FEAT) < 2.0**-14, 0, FEAT)
     np.savez(tmp_path / "g.npz", edge_src=src, edge_dst=dst, feat=feat, label=np.arange(NODES))
-    command = ["partition", str(tmp_path / "g.npz"), "--parts", "2", "--method", "random", "-o", str(tmp_path / "out")]
+    command = ["partition", str(tmp_path / "g.npz"), "--parts", "2", "--method", "random", "--name", "g"]
+    command += ["-o", str(tmp_path / "out")]
     assert main([*command, "--feat-dtype", "feat=bfloat16"]) == 0
-    path = tmp_path / "out" / "g.json"
     assert main([*command, "--feat-dtype", "float16"]) == 0
+    path = tmp_path / "out" / "g.json"
     assert PartConfig.read(path).node_features["_N"]["feat"].narrow == "float16"
-    assert main(["verify", str(path)]) == 0
-    capsys.readouterr()
-    assert main(["info", str(path)]) == 0
+    assert main(["verify", str(path)]) == 0 and main(["info", str(path)]) == 0
     assert "feat float32[6] as float16" in capsys.readouterr().out
-    for arguments, text in (
-        (["int8"], "feat_dtype must be one of ['float16', 'bfloat16'] (got 'int8')"),
-        (["label=float16"], "'label' of '_N' is int64"),
-        (["float16", "feat=float16"], "--feat-dtype must be DTYPE, or NAME=DTYPE, once for each name"),
-    ):
-        assert main([*command, *(word for value in arguments for word in ("--feat-dtype", value))]) == 2
-        assert text in capsys.readouterr().err
     feat[5, 2] = -7e4
-    np.savez(tmp_path / "g.npz", edge_src=src, edge_dst=dst, feat=feat)
-    assert main([*command, "--feat-dtype", "float16"]) == 2
-    assert "row 5: node feature 'feat' of '_N': -70000.0, column 2 does not fit float16" in capsys.readouterr().err
+    np.savez(tmp_path / "large.npz", edge_src=src, edge_dst=dst, feat=feat)
+    for source, values, text in (
+        ("g", ["int8"], "feat_dtype must be one of ['float16', 'bfloat16'] (got 'int8')"),
+        ("g", ["label=float16"], "'label' of '_N' is int64"),
+        ("g", ["float16", "feat=float16"], "--feat-dtype must be DTYPE, or NAME=DTYPE, once for each name"),
+        ("large", ["float16"], "row 5: node feature 'feat' of '_N': -70000.0, column 2 does not fit float16"),
+    ):
+        command[1] = str(tmp_path / f"{source}.npz")
+        assert main([*command, *(word for value in values for word in ("--feat-dtype", value))]) == 2
+        assert text in capsys.readouterr().err

@@ -21,7 +21,7 @@ from mpigraph.memory import as_bytes, held_memory
 from mpigraph.partition.assign import PART_METHODS, check_memory
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.shuffle import carried_sizes
+from mpigraph.partition.shuffle import carried_bytes
 from mpigraph.partition.spill import Scratch
 
 
@@ -39,7 +39,7 @@ def main():
         source = read_source(args.input)
         held = int(exchange.gather(np.array([[held_memory()]])).max())
         sizes = sum(source.num_nodes), sum(source.edge_counts)
-        work = Workload(*sizes, args.parts, args.method, held, carried_sizes(source))
+        work = Workload(*sizes, args.parts, args.method, held, carried_bytes(source))
         foreseen = check_memory(work, exchange.size, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)
@@ -52,13 +52,13 @@ def main():
         rows = np.array([[round(1000 * cpu), peak] for _, _, cpu, peak in stages.found], np.int64)
         everyone = exchange.gather(rows).reshape(exchange.size, len(rows), 2)
         if exchange.rank == 0:
-            print(f"{seconds:.1f} s on {exchange.size} rank(s); mapping {foreseen.mapping}; report {result.report}")
-            print("| stage | s | CPU s of a rank | MiB of a rank | forecast |")
-            print("|---|---|---|---|---|")
+            told = f"forecast {foreseen.memory >> 20} MiB a rank, mapping {foreseen.mapping}"
+            print(f"{seconds:.1f} s on {exchange.size} rank(s); {told}; report {result.report}")
+            print("| stage | s | CPU s of a rank | MiB of a rank |")
+            print("|---|---|---|---|")
             for number, (stage, wall, _, _) in enumerate(stages.found):
                 cpu, peak = everyone[:, number].max(axis=0)
-                expected = foreseen.stages.get(re.sub(r" \(.*", "", stage), 0) >> 20
-                print(f"| {stage} | {wall:.1f} | {cpu / 1000:.1f} | {peak >> 20} | {expected} |")
+                print(f"| {stage} | {wall:.1f} | {cpu / 1000:.1f} | {peak >> 20} |")
 
 
 class Stages:

@@ -30,7 +30,7 @@ def texts_of(feature):
 
 def bytes_in_memory(source):
     """The size of the arrays that are not memory maps."""
-    arrays = [*(end for ends in source.edges for end in ends), *(array for _, array in source.tables())]
+    arrays = [*(end for ends in source.edges for end in ends), *source.arrays()]
     held = {id(under): under for array in arrays for under in numpy_under(array)}
     return sum(under.nbytes for under in held.values() if mapping_of(under) is None)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.pipeline import PartitionResult, partition_source
@@ -74,14 +75,21 @@ def check_equal(expected: Path, actual: Path) -> None:
     assert filecmp.cmpfiles(expected, actual, files, shallow=False) == (files, [], [])
 
 
+def original_ids(result: PartitionResult) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """By node type and by relation, the original id of each new one."""
+    source = read_partition(result.config_path)
+    return [ids[:] for ids in source.node_ids or ()], [ids[:] for ids in source.edge_ids or ()]
+
+
 def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: int) -> None:
     """Every node and edge of the source is found once, where the book says, with its features."""
+    node_ids, edge_ids = original_ids(result)
     config = PartConfig.read(result.config_path)
     book, schema = config.book, source.schema
     assert config.num_parts == num_parts
 
     for t, ntype in enumerate(schema.ntypes):
-        orig = result.orig_nids[t]
+        orig = node_ids[t]
         assert np.array_equal(np.sort(orig), np.arange(source.num_nodes[t]))
         for k in range(num_parts):
             own = orig[slice(*book.node_range(k, t))]
@@ -94,9 +102,9 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
     for r, relation in enumerate(schema.relations):
         key, (s, d) = ":".join(relation), schema.ends(r)
         src, dst = (np.asarray(end[:]) for end in source.edges[r])
-        assert np.array_equal(np.sort(result.orig_eids[r]), np.arange(len(src)))
+        assert np.array_equal(np.sort(edge_ids[r]), np.arange(len(src)))
         for k in range(num_parts):
-            orig = result.orig_eids[r][slice(*book.edge_range(k, r))]
+            orig = edge_ids[r][slice(*book.edge_range(k, r))]
             node_begin, node_end = book.node_range(k, d)
             with PartFiles(config) as files:
                 files.check(k)
@@ -107,15 +115,15 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
                     values = np.empty((len(orig), *feature.values.shape[1:]), feature.values.dtype)
                     read_rows(files, rows, book.edge_range(k, r)[0], values)
                     assert np.array_equal(values, np.asarray(feature.values[:])[orig], equal_nan=True)
-                own = result.orig_nids[s][slice(*book.node_range(k, s))]
+                own = node_ids[s][slice(*book.node_range(k, s))]
                 if r not in config.shared:
                     out_degrees = files.open(k, "part_graph").read(f"relations/{key}/out_degrees")
                     assert np.array_equal(out_degrees, np.bincount(src, minlength=source.num_nodes[s])[own])
             assert indices.dtype == np.int32 and np.array_equal(ids, orig)
             assert indptr[0] == 0 and indptr[-1] == len(orig)
             new_dst = np.repeat(np.arange(node_begin, node_end), np.diff(indptr))
-            assert np.array_equal(result.orig_nids[s][indices], src[orig])
-            assert np.array_equal(result.orig_nids[d][new_dst], dst[orig])
+            assert np.array_equal(node_ids[s][indices], src[orig])
+            assert np.array_equal(node_ids[d][new_dst], dst[orig])
             assert np.array_equal(np.lexsort((orig, indices, new_dst)), np.arange(len(orig)))
 
 

@@ -4,8 +4,8 @@ Runs on the ranks of an :class:`~mpigraph.partition.exchange.Exchange`; one rank
 owned in contiguous ranges of their ids, on every level: a cluster belongs to the owner of the node that it began
 with::
 
-    dist_csr       symmetric adjacency at the owners, ghosts, followers of nodes
-    clustering     size-constrained label propagation in synchronous sub-rounds; clusters become nodes of the next level
+    levels         symmetric adjacency at the owners, ghosts, followers of nodes; size-constrained label propagation in
+                   synchronous sub-rounds; clusters become nodes of the next level
     assign         the whole; the last level, made sparse, is partitioned by METIS on rank 0
     refinement     on every level back: moves by gain, then balance
 

@@ -7,7 +7,6 @@ weight w with probability min(1, w / t), with weight max(w, t), which leaves the
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,34 +18,27 @@ from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.partition.assigning import ROUND_BYTES, Method, Task, Workload, limits, loads_of
 from mpigraph.partition.metis import call_metis
-from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, finest_level, hashes
-from mpigraph.partition.multilevel.loops import Rows
-from mpigraph.partition.multilevel.refinement import Effort, refine, violation
+from mpigraph.partition.multilevel.levels import Descent, Level, contract, find_clusters, finest_level
+from mpigraph.partition.multilevel.loops import Rows, hashes
+from mpigraph.partition.multilevel.refinement import refine, violation
 
 _AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 _CAP = 7  # mean weights at the target
 _READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time has passed by then, about
 
-
-class Coarsening(NamedTuple):
-    """The end of clustering: the target is the largest of three numbers of nodes."""
-
-    least: int = 30_000  # number of nodes
-    fraction: float = 1 / 12  # fraction of the finest level's nodes
-    of_parts: int = 64  # nodes for each part
-    # a level of up to this many times the target stays; a further one would have nearly as many edges
-    slack: float = 1.25
-    levels: int = 4  # the most levels to add
+# The target is the largest of three numbers of nodes: the least, a fraction of all, some for each part.
+LEAST = 30_000
+_FRACTION = 1 / 12
+OF_PARTS = 64
+_SLACK = 1.25  # a level of up to this many times the target stays; a further one would have nearly as many edges
+_LEVELS = 4  # the most to add
 
 
 @collective("ranks")
-def assign(task: Task, coarsening: Coarsening = Coarsening()) -> I32:  # noqa: B008  immutable
+def assign(task: Task) -> I32:
     """Assign every node to a part: few edges cut, every criterion spread evenly; all relations count alike.
 
-    Args:
-        task: what to assign; the number of parts may exceed that of nodes.
-        coarsening: the end of clustering.
+    The number of parts may exceed that of nodes.
 
     Returns:
         int32[own nodes], the parts that one rank would choose.
@@ -54,33 +46,27 @@ def assign(task: Task, coarsening: Coarsening = Coarsening()) -> I32:  # noqa: B
     Raises:
         InvalidArgumentError: there are too many nodes for one rank; on every rank.
     """
-    exchange, num_parts, seed = task.exchange, task.num_parts, task.seed
+    num_parts, seed, weights = task.num_parts, task.seed, task.weights
     most = int(np.diff(task.bounds).max())
     if most >= 2**31:
         raise InvalidArgumentError(f"a rank holds less than 2**31 nodes (got {most}): take more ranks")
-    weights = task.weights
     if num_parts == 1 or task.num_nodes == 0:
         return np.zeros(len(weights), np.int32)
-    totals = exchange.total(weights.sum(axis=0))
+    totals = task.exchange.total(weights.sum(axis=0))
     within = limits(totals, num_parts, _AIM)
-    target = max(coarsening.least, int(task.num_nodes * coarsening.fraction), coarsening.of_parts * num_parts)
-    caps = np.clip(_CAP * totals // target, 2, 2**31 - 1)
     level = finest_level(replace(task, report=lambda fraction: task.report(_READ * fraction)))
     give_back()
-    level, ways_back = _coarsest(task, level, caps, target, coarsening)
+    level, ways_back = _coarsest(task, level, totals)
     task.report(_COARSENED)
     parts = initial_parts(level, num_parts, within, seed)
     give_back()
-    task.report(_CUT)
-    criteria = int(np.count_nonzero(totals))
-    sizes = [len(finer.rows.indices) for finer, _ in ways_back] + [len(level.rows.indices)]
+    many = np.count_nonzero(totals) >= 3
     for depth in reversed(range(len(ways_back) + 1)):
+        task.report(_CUT + (1 - _CUT) / 2 ** (depth + 1))
         if depth < len(ways_back):
-            level, descent = ways_back.pop()
-            parts = descent.project(parts)
-            del descent
-        parts = refine(level, parts, num_parts, within, _effort(depth, criteria), seed + depth, depth == 0)
-        task.report(_CUT + (1 - _CUT) * sum(sizes[depth:]) / max(sum(sizes), 1))
+            level = ways_back[-1].level
+            parts = ways_back.pop().project(parts)
+        parts = refine(level, parts, num_parts, within, seed + depth, depth == 0, bool(many))
     give_back()
     return parts[: len(weights)]
 
@@ -101,38 +87,30 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
 MULTILEVEL = Method(assign, _memory, objectives=("cut",), maps=True, reports=True)
 
 
-def _coarsest(
-    task: Task, level: Level, caps: I64, target: int, coarsening: Coarsening
-) -> tuple[Level, list[tuple[Level, Descent]]]:
-    """Return the coarsest level, and the ways back with the finer levels, the finest first."""
-    ways_back: list[tuple[Level, Descent]] = []
-    exchange = level.exchange
-    count = exchange.sum_of(level.num_own)
-    first = count
-    while count > target * coarsening.slack and len(ways_back) < coarsening.levels:
+def _coarsest(task: Task, level: Level, totals: I64) -> tuple[Level, list[Descent]]:
+    """Return the coarsest level, and the ways back to finer levels, the finest first.
+
+    ``totals``, int64[criteria], are the weights of all nodes.
+    """
+    target = max(LEAST, int(task.num_nodes * _FRACTION), OF_PARTS * task.num_parts)
+    caps = np.clip(_CAP * totals // target, 2, 2**31 - 1)
+    ways_back: list[Descent] = []
+    count = task.num_nodes
+    while count > target * _SLACK and len(ways_back) < _LEVELS:
         clusters = find_clusters(level, caps, target, task.seed + len(ways_back))
         give_back()
-        before = count
-        task.report(_READ + (_COARSENED - _READ) * min((first - count) / (first - target), 1.0))
-        count = exchange.sum_of(int(np.count_nonzero(clusters.members)))
+        before, count = count, clusters.count()
+        task.report(_READ + (_COARSENED - _READ) * min((task.num_nodes - count) / (task.num_nodes - target), 1.0))
         if count > 0.95 * before:
             break
         coarse, descent = contract(level, clusters, task.scratch)
         del clusters
-        ways_back.append((level.parked(task.scratch), descent.parked(task.scratch)))
-        del descent
+        ways_back.append(descent)
         level = coarse
         give_back()
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.rows.indices))
     level.table.close()
     return level, ways_back
-
-
-def _effort(depth: int, criteria: int) -> Effort:
-    """Return the effort for a level; with many criteria parts must not exceed their limits by much."""
-    many = criteria >= 3
-    inflow = 1.02 if many else 1.1
-    return Effort(8 if depth == 0 else 16, 1 if depth == 0 else 3, inflow, 3 if many else 0)
 
 
 _MAX_EDGES = 6_000_000
@@ -191,17 +169,12 @@ def _sample(level: Level, seed: int) -> I64:
 
 def _edges(level: Level) -> Iterator[tuple[I64, I64, I64]]:
     """Yield chunks of this rank's edges: keys of both ends, and weights."""
-    first = 0
-    indptr, indices, of_edges = level.rows
-    while first < level.num_own:
-        after = int(np.searchsorted(indptr, indptr[first] + _CHUNK, side="right"))
-        last = min(max(after - 1, first + 1), level.num_own)
-        entries = slice(int(indptr[first]), int(indptr[last]))
-        src = np.repeat(level.keys[first:last], np.diff(indptr[first : last + 1]))
-        dst = level.keys[indices[entries]]
-        weights = of_edges[entries] if len(of_edges) else np.ones(len(src), np.int32)
-        yield src, dst, weights.astype(np.int64)
-        first = last
+    indptr, indices, weights = level.rows
+    for begin in range(0, len(indices), _CHUNK):
+        dst = level.keys[indices[begin : begin + _CHUNK]]
+        rows = np.searchsorted(indptr, np.arange(begin, begin + len(dst)), side="right") - 1
+        of_edges = weights[begin : begin + _CHUNK] if len(weights) else np.ones(len(dst), np.int32)
+        yield level.keys[rows], dst, of_edges.astype(np.int64)
 
 
 def _threshold(histogram: I64) -> int:

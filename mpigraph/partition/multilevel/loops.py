@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I32, I64, U64, Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
@@ -17,6 +17,7 @@ from mpigraph.partition.loops import fits
 
 _AHEAD = 16  # entries between a prefetch and the access
 _LARGEST = 2**31 - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # that mix64 adds at first
 
 
 class Rows(NamedTuple):
@@ -59,6 +60,15 @@ class Moves(NamedTuple):
 
 
 @njit()
+def hashes(keys: Array, salt: np.uint64) -> U64:
+    """Return uint64[n], a hash of each key (int[n]), one to one for a salt."""
+    hashed = np.empty(len(keys), np.uint64)
+    for i in range(len(keys)):
+        hashed[i] = mix64((np.uint64(keys[i]) ^ salt) - _GOLDEN)
+    return hashed
+
+
+@njit()
 def sum_by_group(rows: Rows, u: int, groups: Array, sums: Sums, count: int) -> int:
     """Add the weight of each edge of a node to the sum of the group (int32[nodes]) that the neighbour is in.
 
@@ -84,37 +94,6 @@ def _gain(weight: Any) -> Any:
 
 
 @njit()
-def _best_label(graph: Graph, u: int, clusters: Clusters, start: int, caps: I64, salt: np.uint64) -> int:
-    """Return the other cluster that can take a node and to which most of its edge weight leads; else ``start``.
-
-    start: its own cluster, which must not be better, or -1.  caps: int64[criteria], the most that a cluster may weigh.
-    """
-    own = clusters.labels[u]
-    of_label = clusters.sums.of
-    count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
-    best = start
-    best_rating = 0
-    best_tie = np.uint64(0)
-    if start == own:
-        best_rating = of_label[own]
-        best_tie = mix64(mix64(np.uint64(clusters.keys[own])) ^ salt)
-    for t in range(count):
-        label = clusters.sums.met[t]
-        value = of_label[label]
-        of_label[label] = 0
-        if label == own or value < best_rating:
-            continue
-        tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
-        if value == best_rating and tie < best_tie:
-            continue
-        if fits(graph.weights, u, clusters.loads, label, caps):
-            best = label
-            best_rating = value
-            best_tie = tie
-    return best
-
-
-@njit()
 def draw_turns(keys: Array, salt: np.uint64, count: int, out: Array) -> None:
     """Draw a turn for each node, below ``count``, by a hash.  keys: int[n or more].  out: int8[n]."""
     for u in range(len(out)):
@@ -125,21 +104,40 @@ def draw_turns(keys: Array, salt: np.uint64, count: int, out: Array) -> None:
 def best_labels(
     graph: Graph, clusters: Clusters, caps: I64, nodes: Array, stay: bool, salt: np.uint64, out: I32
 ) -> None:
-    """Find the best cluster of each of some nodes.
+    """Find for each of some nodes the other cluster that can take it and to which most of its edge weight leads.
 
-    caps: int64[criteria], the most that a cluster may weigh.  nodes: int[p].  stay: a node may stay where it is.
-    out: int32[p], the labels; -1 for a node that may not stay and finds no other cluster.
+    caps: int64[criteria], the most that a cluster may weigh.  nodes: int[p].  stay: a node may stay where it is, unless
+    another cluster is better.  out: int32[p], the labels; -1 for a node that may not stay and finds no other cluster.
     """
+    of_label = clusters.sums.of
     for k in range(len(nodes)):
         u = nodes[k]
-        out[k] = _best_label(graph, u, clusters, clusters.labels[u] if stay else -1, caps, salt)
+        own = clusters.labels[u]
+        count = sum_by_group(graph.rows, u, clusters.labels, clusters.sums, 0)
+        best = own if stay else -1
+        best_rating = of_label[own] if stay else 0
+        best_tie = mix64(mix64(np.uint64(clusters.keys[own])) ^ salt) if stay else np.uint64(0)
+        for t in range(count):
+            label = clusters.sums.met[t]
+            value = of_label[label]
+            of_label[label] = 0
+            if label == own or value < best_rating:
+                continue
+            tie = mix64(mix64(np.uint64(clusters.keys[label])) ^ salt)
+            if value == best_rating and tie < best_tie:
+                continue
+            if fits(graph.weights, u, clusters.loads, label, caps):
+                best = label
+                best_rating = value
+                best_tie = tie
+        out[k] = best
 
 
 @njit()
 def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, members: Array, out: Array) -> None:
     """Let nodes join clusters in the given order while the caps allow it.
 
-    clusters: int64[p].  weights: int32[p, criteria].  caps: int64[criteria].  loads: int32[clusters, criteria] and
+    clusters: int32[p].  weights: int32[p, criteria].  caps: int64[criteria].  loads: int32[clusters, criteria] and
     members: int32[clusters], increased here.  out: int64[p], 1 where a node may join.
     """
     for i in range(len(clusters)):
@@ -152,16 +150,16 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
 
 
 @njit()
-def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: Array) -> None:
-    """Add nodes to clusters, or take them away.
+def take_away(clusters: Array, weights: Array, loads: Array, members: Array) -> None:
+    """Take nodes away from clusters.
 
-    clusters: int64[p].  sign: 1 or -1.  weights: int32[p, criteria].  loads: int32[clusters, criteria] and
-    members: int32[clusters], changed here.
+    clusters: int32[p].  weights: int32[p, criteria].  loads: int32[clusters, criteria] and members: int32[clusters],
+    changed here.
     """
     for i in range(len(clusters)):
-        members[clusters[i]] += sign
+        members[clusters[i]] -= 1
         for c in range(weights.shape[1]):
-            loads[clusters[i], c] += sign * weights[i, c]
+            loads[clusters[i], c] -= weights[i, c]
 
 
 @njit()
@@ -322,17 +320,3 @@ def leaving_parts(graph: Graph, parts: I32, loads: I64, limits: I64, caps: I64, 
             moves.gains[u] = _gain(links.of[best] - links.of[here])
         for t in range(count):
             links.of[links.met[t]] = 0
-
-
-@njit()
-def tally(nodes: Array, groups: Array, bins: Array, weights: Array, out: Array) -> None:
-    """Sum weights of nodes by group and bin.
-
-    nodes: int64[p], or empty: the first p.  groups: int32[p].  bins: int16[p], or empty: all 0.
-    weights: int32[n, criteria].  out: int64[groups, bins, criteria], increased here.
-    """
-    for i in range(len(groups)):
-        u = nodes[i] if len(nodes) > 0 else i
-        k = bins[i] if len(bins) > 0 else 0
-        for c in range(weights.shape[1]):
-            out[groups[i], k, c] += weights[u, c]

@@ -8,15 +8,16 @@ hash, summed over the ranks, selects them.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.multilevel.dist_csr import Level, hashes
-from mpigraph.partition.multilevel.loops import Moves, best_parts, confirm_moves, leaving_parts, tally
+from mpigraph.partition.assigning import loads_of
+from mpigraph.partition.loops import tally
+from mpigraph.partition.multilevel.levels import Level
+from mpigraph.partition.multilevel.loops import Moves, best_parts, confirm_moves, hashes, leaving_parts
 
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
@@ -26,17 +27,6 @@ _NO_LIMIT = 2**62
 _BINS = 1024
 _HASH_BITS = 4
 _CHUNK = 1 << 18  # nodes that are ranked at a time
-_ALL = np.empty(0, np.int64)
-_ONE_BIN = np.empty(0, np.int16)
-
-
-class Effort(NamedTuple):
-    """The effort of refinement on a level."""
-
-    iterations: int  # of moving and rebalancing
-    quarters: int  # a move may lose this many quarters of the weight of edges to the own part
-    inflow: float  # factor of its limit to which a part may grow before it is rebalanced
-    polish: int  # iterations at the end that only make moves that keep the balance
 
 
 def violation(loads: I64, limits: I64) -> float:
@@ -45,22 +35,19 @@ def violation(loads: I64, limits: I64) -> float:
 
 
 @collective("ranks")
-def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], the weights of the parts."""
-    return level.exchange.total(_sums(level, _ALL, parts[: level.num_own], num_parts))
+def refine(level: Level, parts: I32, num_parts: int, limits: I64, seed: int, finest: bool, many: bool = False) -> I32:
+    """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``finest`` level must end in balance.
 
-
-@collective("ranks")
-def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort, seed: int, last: bool) -> I32:
-    """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``last`` level must end in balance."""
+    With ``many`` criteria parts must not exceed their limits by much.
+    """
     refinement = _Refinement(level, parts, num_parts, limits, seed)
     refinement.rebalance(REBALANCING_ROUNDS)
-    refinement.iterate(effort.iterations, effort.quarters, effort.inflow, keeping=False)
-    if effort.polish:
+    refinement.iterate(8 if finest else 16, 1 if finest else 3, 1.02 if many else 1.1, keeping=False)
+    if many:
         refinement.back_to_best()
-        refinement.iterate(effort.polish, 0, 1.0, keeping=True)
+        refinement.iterate(3, 0, 1.0, keeping=True)
     refinement.back_to_best()
-    if last:
+    if finest:
         refinement.rebalance(LAST_ROUNDS)
         refinement.compare()
         refinement.back_to_best()
@@ -83,7 +70,7 @@ class _Refinement:
         self._seed = seed
         self._step = 0
         self.parts = parts
-        self._loads = global_loads(level, parts, num_parts)
+        self._loads = level.exchange.total(loads_of(level.weights, parts[: level.num_own], num_parts))
         self._scale = _scale(level)
         self._locked = np.zeros(level.num_own, np.bool_)
         self._moves = Moves(np.full(len(parts), -1, np.int32), np.zeros(len(parts), np.int32))
@@ -91,13 +78,19 @@ class _Refinement:
         self._best_loads = self._loads  # which no method changes in place
         self._best_value = (float("inf"), 0)
 
-    @collective("ranks")
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
-        """Move and rebalance ``iterations`` times; stop early when nothing moves."""
+        """Move and rebalance ``iterations`` times; stop early when nothing moves.
+
+        Args:
+            iterations: at most.
+            quarters: a move may lose this many quarters of the weight of edges to the own part.
+            inflow: factor of its limit to which a part may grow before it is rebalanced.
+            keeping: only moves that keep the balance.
+        """
         idle = 0
         self._locked[:] = False
         for _ in range(iterations):
-            self._note(self._look(quarters, keeping))
+            self._look(quarters, keeping)
             confirmed = self._confirm()
             nodes = np.flatnonzero(confirmed)
             quota = np.maximum(np.floor(self._limits * inflow).astype(np.int64) - self._loads, 0)
@@ -112,12 +105,10 @@ class _Refinement:
                 break
         self.compare()
 
-    @collective("ranks")
     def compare(self) -> None:
         """Keep the present state if it is the best so far."""
-        self._note(self._look(0, keeping=False))
+        self._look(0, keeping=False)
 
-    @collective("ranks")
     def back_to_best(self) -> None:
         """Return to the best state so far."""
         own = self.parts[: self._level.num_own]
@@ -126,7 +117,6 @@ class _Refinement:
         self._level.tell(self.parts, changed)
         self._loads = self._best_loads
 
-    @collective("ranks")
     def rebalance(self, rounds: int) -> None:
         """Move nodes out of overloaded parts, those that lose least first.
 
@@ -166,15 +156,12 @@ class _Refinement:
         self._step += 1
         return combine(self._seed, 8, self._step)
 
-    def _look(self, quarters: int, keeping: bool) -> int:
-        """Look for the best part of each node; return the weight of the cut, each edge twice."""
+    def _look(self, quarters: int, keeping: bool) -> None:
+        """Look for the best part of each node; keep the present state if it is the best so far."""
         graph = self._level.graph
         caps = self._limits if keeping else np.full_like(self._limits, _NO_LIMIT)
         cut = best_parts(graph, self.parts, self._locked, self._loads, caps, quarters, self._salt(), self._moves)
-        return self._level.exchange.sum_of(cut)
-
-    def _note(self, cut: int) -> None:
-        value = (violation(self._loads, self._limits), cut)
+        value = violation(self._loads, self._limits), self._level.exchange.sum_of(cut)  # each edge twice
         if value < self._best_value:
             self._best_value = value
             self._best[:] = self.parts[: len(self._best)]
@@ -194,7 +181,8 @@ class _Refinement:
 
     def _apply(self, nodes: I64) -> None:
         targets = self._moves.targets
-        came, went = (_sums(self._level, nodes, of[nodes], len(self._loads)) for of in (targets, self.parts))
+        weights, count = self._level.weights, len(self._loads)
+        came, went = (loads_of(weights, of[nodes], count, nodes) for of in (targets, self.parts))
         self._loads = self._loads + self._level.exchange.total(came - went)
         self.parts[nodes] = targets[nodes]
         changed = np.zeros(self._level.num_own, np.bool_)
@@ -204,7 +192,7 @@ class _Refinement:
     def _within(self, nodes: I64, quota: I64) -> Mask:
         """Choose the nodes that may move to their targets, the best first: bool[k]."""
         groups = self._moves.targets[nodes]
-        inflow = self._level.exchange.total(_sums(self._level, nodes, groups, len(quota)))
+        inflow = self._level.exchange.total(loads_of(self._level.weights, groups, len(quota), nodes))
         too_much = np.any(inflow > quota, axis=1)
         chosen: Mask = ~too_much[groups]
         if too_much.any():
@@ -254,13 +242,6 @@ class _Refinement:
         return chosen
 
 
-def _sums(level: Level, nodes: I64, groups: I32, num_groups: int) -> I64:
-    """Return int64[groups, criteria], the weights of this rank's nodes, int64[k] or all, in each group (int32[k])."""
-    sums = np.zeros((num_groups, 1, level.weights.shape[1]), np.int64)
-    tally(nodes, groups, _ONE_BIN, level.weights, sums)
-    return sums[:, 0]
-
-
 def _first_bins(
     level: Level, nodes: I64, groups: I32, bins: Array, bounds: I64, enough: bool, last: bool = False
 ) -> tuple[Mask, Array, I64]:
@@ -279,7 +260,6 @@ def _first_bins(
     return bins < reach[groups], limit, bounds - before
 
 
-@collective("ranks")
 def _scale(level: Level) -> F64:
     """Return float64[criteria], factors that make the mean weights 1024 together."""
     totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))

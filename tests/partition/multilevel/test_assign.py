@@ -13,16 +13,15 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition import source
 from mpigraph.partition.assigning import Task, limits
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.multilevel import assign as assigning, clustering, dist_csr, refinement
-from mpigraph.partition.multilevel.assign import Coarsening, assign
-from mpigraph.partition.multilevel.dist_csr import finest_level
+from mpigraph.partition.multilevel import assign as assigning, levels, refinement
+from mpigraph.partition.multilevel.assign import assign
+from mpigraph.partition.multilevel.levels import finest_level
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
-SMALL = Coarsening(least=150, of_parts=10)  # several levels on a small graph
 
 
 class Graph(NamedTuple):
@@ -33,9 +32,9 @@ class Graph(NamedTuple):
     dst: I64
     weights: I32
 
-    def assign(self, num_parts: int, coarsening: Coarsening = SMALL, seed: int = 0) -> I32:
+    def assign(self, num_parts: int, seed: int = 0) -> I32:
         """The parts that one rank chooses."""
-        return assign(self.task(num_parts, seed=seed), coarsening)
+        return assign(self.task(num_parts, seed=seed))
 
     def task(
         self,
@@ -49,7 +48,7 @@ class Graph(NamedTuple):
         ends = [np.append(*pair) if both_ways else pair[0] for pair in ((self.src, self.dst), (self.dst, self.src))]
         graph = GraphSource(Schema.homogeneous(), (self.num_nodes,), (tuple(ends),))
         own = self.weights[slice(*bounds[exchange.rank : exchange.rank + 2])]
-        return Task(graph, num_parts, own, bounds, both_ways=both_ways, exchange=exchange, **more)
+        return Task(graph, num_parts, bounds, exchange, weights=own, both_ways=both_ways, **more)
 
     def cut(self, parts: I32) -> float:
         return float((parts[self.src] != parts[self.dst]).mean())
@@ -77,6 +76,13 @@ def communities(num_nodes: int, blocks: int, degree: int, criteria: int, inside:
     return Graph(num_nodes, src, dst, np.stack([*nodes, degrees][:criteria], axis=1).astype(np.int32))
 
 
+@pytest.fixture(autouse=True)
+def several_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are small."""
+    monkeypatch.setattr(assigning, "LEAST", 150)
+    monkeypatch.setattr(assigning, "OF_PARTS", 10)
+
+
 @cache
 def parts_alone(criteria: int, num_parts: int) -> I32:
     graph = communities(1600, 8, 8, criteria)
@@ -91,8 +97,8 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     bounds = even_bounds(1600, comm.size)
     if criteria == 1:
         monkeypatch.setattr(assigning, "_MAX_EDGES", 2000)  # so that METIS sees a sample
-        monkeypatch.setattr(clustering, "_PACKED", 10)  # so that nodes are packed in several rounds
-        monkeypatch.setattr(dist_csr, "_CHUNK", 100)
+        monkeypatch.setattr(levels, "_PACKED", 10)  # so that nodes are packed in several rounds
+        monkeypatch.setattr(levels, "_CHUNK", 100)
         monkeypatch.setattr(refinement, "_CHUNK", 100)
     else:
         bounds = np.array([0, *sorted([17, 900, 900][: comm.size - 1]), 1600])  # with four ranks one has nothing
@@ -102,7 +108,7 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     scratch = Scratch(limit=1000, mapping=criteria == 1)  # nor does it show where the edges lie: in files once parked
     # nor whether both directions are there
     task = graph.task(num_parts, MPIExchange(comm), bounds, both_ways=criteria > 1, seed=3, scratch=scratch)
-    parts = assign(task, SMALL)
+    parts = assign(task)
     assert parts.dtype == np.int32 and np.array_equal(parts, expected[task.own])
 
 
@@ -122,15 +128,16 @@ def test_the_finest_level_is_symmetric_and_simple(comm: MPI.Intracomm) -> None:
         assert len(result) == len(set(result)) and set(result) == expected[node]
 
 
-@pytest.mark.parametrize("coarsening", [SMALL, Coarsening()])
-def test_planted_communities_are_found(coarsening: Coarsening) -> None:
+@pytest.mark.parametrize("least", [150, 30_000])
+def test_planted_communities_are_found(monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    monkeypatch.setattr(assigning, "LEAST", least)
     rng = np.random.default_rng(1)
     shuffle = rng.permutation(2000)
     src = rng.integers(0, 2000, 16000)
     inside = rng.random(16000) < 0.95
     dst = np.where(inside, src // 500 * 500 + rng.integers(0, 500, 16000), rng.integers(0, 2000, 16000))
     graph = Graph(2000, shuffle[src], shuffle[dst], np.ones((2000, 1), np.int32))
-    parts = graph.assign(4, coarsening)
+    parts = graph.assign(4)
     planted = np.empty(2000, np.int32)
     planted[shuffle] = np.arange(2000) // 500
     assert graph.cut(parts) <= graph.cut(planted) and graph.balance(parts, 4) == [0]
@@ -170,7 +177,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(comm: MPI.Intracomm, name: str) -> None:
     graph = ODD[name]
-    parts = np.concatenate(comm.allgather(assign(graph.task(5, MPIExchange(comm)), SMALL)))
+    parts = np.concatenate(comm.allgather(assign(graph.task(5, MPIExchange(comm)))))
     assert np.array_equal(parts, graph.assign(5))
     assert len(parts) == graph.num_nodes and set(parts) <= set(range(5))
     assert not any(graph.balance(parts, 5))

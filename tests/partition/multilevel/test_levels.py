@@ -5,12 +5,11 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.assigning import Task
+from mpigraph.partition.assigning import Task, loads_of
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.multilevel.assign import spread
-from mpigraph.partition.multilevel.clustering import contract, find_clusters
-from mpigraph.partition.multilevel.dist_csr import Level, finest_level
-from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
+from mpigraph.partition.multilevel.levels import Level, contract, find_clusters, finest_level
+from mpigraph.partition.multilevel.refinement import refine
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
@@ -28,7 +27,11 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     degrees = np.bincount(shuffle[np.concatenate([src, dst])], minlength=NODES)
     weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])].astype("i4")
     graph = GraphSource(Schema.homogeneous(), (NODES,), ((shuffle[src], shuffle[dst]),))
-    return finest_level(Task(graph, 4, weights, bounds, exchange=MPIExchange(comm)))
+    return finest_level(Task(graph, 4, bounds, MPIExchange(comm), weights=weights))
+
+
+def global_loads(level: Level, parts: npt.NDArray[np.int32], num_parts: int) -> npt.NDArray[np.int64]:
+    return level.exchange.total(loads_of(level.weights, parts[: level.num_own], num_parts))
 
 
 def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
@@ -68,11 +71,11 @@ def test_refinement_cuts_less_and_restores_balance(comm: MPI.Intracomm) -> None:
     limits = np.array([310, 900])
     total = comm.allreduce(level.weights.sum(axis=0))
     dealt = spread(np.ones((NODES, 1), np.int64), np.arange(NODES), 4, seed=0)[level.keys]
-    better = refine(level, dealt.copy(), 4, limits, Effort(16, 3, 1.1, 0), seed=2, last=True)
+    better = refine(level, dealt.copy(), 4, limits, seed=2, finest=True)
     loads = global_loads(level, better, 4)
     assert np.array_equal(loads.sum(axis=0), total) and (loads <= limits).all()
     assert cut_of(comm, level, better) < cut_of(comm, level, dealt) / 3
     crowded = np.where(level.keys % 10 < 8, 0, dealt).astype(np.int32)
     assert (global_loads(level, crowded, 4)[0] > limits).all()
-    mended = refine(level, crowded, 4, limits, Effort(4, 1, 1.1, 0), seed=2, last=True)
+    mended = refine(level, crowded, 4, limits, seed=2, finest=True)
     assert (global_loads(level, mended, 4) <= limits).all()
