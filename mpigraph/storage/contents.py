@@ -4,17 +4,15 @@ Rows have global numbers, which go on from part to part.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, U64, Array
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError, ShardFormatError
-from mpigraph.kernels.csr import bad_source, falls, hash_of_degrees, hash_of_sources
+from mpigraph.kernels.csr import bad_source
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,
@@ -29,6 +27,7 @@ from mpigraph.storage.narrow import RoundingError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
 
+_EDGES_AT_ONCE = 1 << 24  # whose sources are looked at
 _KNOWN = 1 << 14  # files whose datasets are known
 _KEPT = 512  # tables of parts that are kept whole
 _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
@@ -157,7 +156,7 @@ class PartFiles:
         begins: I64 = self.open(part, "part_graph").read(name, first, last + 1)
         begin, end = begins[[0, -1]]
         right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
-        if not right_ends or falls(begins):
+        if not right_ends or (begins[1:] < begins[:-1]).any():
             raise ShardFormatError(
                 f"{self.config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself (0 to {edges}, "
                 "rising)"
@@ -382,81 +381,40 @@ def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I6
         )
 
 
-Advance = Callable[[int], None]
-
-
-class Audit(NamedTuple):
-    """The result of auditing a part.
-
-    Attributes:
-        bad: a line for each bad file; names the file and the first bad dataset.
-        sums: uint64[relations]; where no file is bad, the sums over all parts are 0 modulo 2**64, or some out-degrees
-            are not those of the edges.
-    """
-
-    bad: list[str]
-    sums: U64
-
-
-def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
+def audit_part(files: PartFiles, part: int) -> list[str]:
     """Read all files of a part; check the checksums, the identity and the contents.
 
-    ``advance`` is called with the bytes that were read since the last call.
+    Returns:
+        A line for each bad file; names the file and the dataset.
     """
-    sums = np.zeros(len(files.config.schema.relations), np.uint64)
     bad = []
     for which in files.config.files[part]:
-        errors = list(_errors(files, part, which, sums, advance))
-        if errors:
-            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-            bad.append(str(errors[0]).replace("\n", " ") + more)
-    return Audit(bad, sums)
+        try:
+            _audit(files, part, which)
+        except MPIGraphError as error:
+            bad.append(str(error).replace("\n", " "))
+    return bad
+
+
+def _audit(files: PartFiles, part: int, which: str) -> None:
+    """Read a file from end to end. Raises MPIGraphError if it is bad."""
+    config = files.config
+    names = files.check_file(part, which)
+    shard = files.open(part, which)
+    if which == "part_graph":
+        if config.shared:
+            check_shared(config, part, *map(shard.read, map(shared_dataset_name, ("destinations", "indices"))))
+        for relation in config.own:
+            check_in_edges(files, relation, part)
+        names = {name: names[name] for name in names if not name.endswith("/indices")}  # which are read by now
+    for name in names:
+        for _ in read_chunks(shard, name):
+            pass
 
 
 def bytes_of_part(config: PartConfig, part: int) -> int:
     """Return the bytes of all datasets of a part."""
-    return sum(_dataset_bytes(info) for *_, info in _datasets(config, part))
-
-
-def _dataset_bytes(info: DatasetInfo) -> int:
-    """Return the bytes of a dataset."""
-    return storage_dtype(info.dtype).itemsize * math.prod(info.shape)
-
-
-def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance) -> Iterator[MPIGraphError]:
-    """Yield an error for each bad dataset of a file, or one for the whole file."""
-    config = files.config
-    try:
-        content = files.check_file(part, which)
-    except MPIGraphError as error:
-        yield error
-        return
-    shard = files.open(part, which)
-
-    def check_table(relation: int) -> None:
-        sums[relation] = check_in_edges(files, relation, part)
-
-    def check_rows(name: str) -> None:
-        for _ in read_chunks(shard, name):
-            pass
-
-    checks: list[tuple[list[str], Callable[[], object]]] = []
-    if which == "part_graph":
-        if config.shared:
-            ends = [shared_dataset_name(field) for field in ("destinations", "indices")]
-            checks.append((ends, lambda: check_shared(config, part, *map(shard.read, ends))))
-        for relation in config.own:
-            key = config.schema.relation_key(relation)
-            names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
-            checks.append((names, partial(check_table, relation)))
-    done = {name for names, _ in checks for name in names}
-    checks += [([name], partial(check_rows, name)) for name in content if name not in done]
-    for names, check in checks:
-        try:
-            check()
-        except ShardFormatError as error:
-            yield error
-        advance(sum(_dataset_bytes(content[name][0]) for name in names))
+    return sum(storage_dtype(info.dtype).itemsize * math.prod(info.shape) for *_, info in _datasets(config, part))
 
 
 class InEdges:
@@ -488,33 +446,23 @@ class InEdges:
         return np.repeat(np.arange(first, first + len(begins) - 1), np.diff(begins))
 
 
-def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
+def check_in_edges(files: PartFiles, relation: int, part: int) -> None:
     """Read and check a part's edges of a relation.
-
-    Returns:
-        The part's term of a sum that is 0 modulo 2**64 over all parts, if all out-degrees are those of the edges.
 
     Raises:
         ShardFormatError: the file is missing or damaged, or contradicts itself.
     """
     config = files.config
     shard = files.open(part, "part_graph")
-    key = config.schema.relation_key(relation)
     first_edge = config.book.edge_range(part, relation)[0]
     in_edges = InEdges(files, relation, part)
-    total = 0
     last = np.empty(0, np.int64)  # of the chunk before: a row may go on from there
-    for begin, chunk in read_chunks(shard, relation_dataset_name(key, "indices")):
-        total -= int(hash_of_sources(chunk))
+    for begin, chunk in read_chunks(shard, relation_dataset_name(config.schema.relation_key(relation), "indices")):
         low = begin - len(last)
         _, begins = in_edges.rows(low, begin + len(chunk))
         sources = np.concatenate([last.astype(chunk.dtype), chunk])
         check_sources(config, relation, first_edge + low, begins - low, sources)
         last = chunk[-1:].copy()
-    first_node = config.book.node_range(part, config.schema.ends(relation)[0])[0]
-    for begin, degrees in read_chunks(shard, relation_dataset_name(key, "out_degrees")):
-        total += int(hash_of_degrees(degrees, first_node + begin))
-    return total % 2**64
 
 
 def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
@@ -524,35 +472,17 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
         ``(nodes, edges)``: distinct nodes, and the edges from them.
 
     Raises:
-        ShardFormatError: the file is missing or damaged, or a source does not exist.
+        ShardFormatError: the file is missing or damaged.
     """
     book = files.config.book
     first, last = book.node_range(part, ntype)
     marks = np.zeros(book.num_nodes(ntype), bool)
     edges = 0
-    for sources in _sources(files, part, ntype):
-        remote = sources[(sources < first) | (sources >= last)]
-        marks[remote] = True
-        edges += len(remote)
+    for relation in np.flatnonzero(book.schema.all_ends[:, 0] == ntype).tolist():
+        begin, end = book.edge_range(part, relation)
+        for at in range(0, end - begin, _EDGES_AT_ONCE):
+            sources = files.read_edges(relation, part, "indices", at, min(at + _EDGES_AT_ONCE, end - begin))
+            remote = sources[(sources < first) | (sources >= last)]
+            marks[remote] = True
+            edges += len(remote)
     return int(np.count_nonzero(marks)), edges
-
-
-def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:
-    """Yield the sources of a part's edges from nodes of a type; an id that does not exist is an error."""
-    config = files.config
-    schema = config.schema
-    own = [schema.relation_key(r) for r in config.own if schema.ends(r)[0] == ntype]
-    tables: list[tuple[str, Array | None]] = [(relation_dataset_name(key, "indices"), None) for key in own]
-    if config.shared:
-        wanted = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
-        tables.append((shared_dataset_name("indices"), wanted))
-    for name, chosen in tables:
-        for first, sources in read_chunks(files.open(part, "part_graph"), name):
-            if chosen is not None:
-                sources = sources[chosen[first : first + len(sources)]]
-            if len(sources) and (int(sources.min()) < 0 or int(sources.max()) >= config.book.num_nodes(ntype)):
-                raise ShardFormatError(
-                    f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: a source does not "
-                    "exist"
-                )
-            yield sources
