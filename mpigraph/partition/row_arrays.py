@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.storage.contents import overlaps
+from mpigraph.storage.narrow import RowError
 
 _CHUNK = 1 << 20  # rows
 _BYTES_COPIED = 8 << 20
@@ -46,19 +47,6 @@ class RowArray(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> Any: ...
-
-
-class RowError(GraphDataError):
-    """A function that makes rows from others refuses one of them.
-
-    Args:
-        row: its number among the rows of this call; :class:`MadeRows` adds its place in the file.
-        reason: what is wrong with it.
-    """
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(reason)
-        self.row = row
 
 
 class DerivedRows:

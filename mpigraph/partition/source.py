@@ -10,9 +10,9 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, parse_relation, relation_key
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, concatenated, place_of, release
+from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated, place_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
-from mpigraph.storage.narrow import RoundingError, rounded
+from mpigraph.storage.narrow import RowError, rounded
 from mpigraph.storage.part_config import FeatureInfo, SharedFeature, features_in_common
 
 EDGES_PER_CHUNK = 1 << 20
@@ -265,7 +265,7 @@ def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSou
         def in_16_bits(chunk: Array) -> Array:
             try:
                 return rounded(chunk, narrow)
-            except RoundingError as error:
+            except RowError as error:
                 raise RowError(error.row, f"{title}: {error}") from None
 
         if feature.narrow == narrow:

@@ -23,7 +23,7 @@ from mpigraph.storage.format import (
     shared_feature_name,
     storage_dtype,
 )
-from mpigraph.storage.narrow import RoundingError, rounded
+from mpigraph.storage.narrow import RowError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
 
@@ -347,7 +347,7 @@ def _read_pieces(
         if narrow:
             try:
                 rows = rounded(chunk, narrow)
-            except RoundingError as error:
+            except RowError as error:
                 raise GraphDataError(f"{shard.path}: dataset {name!r}, row {row + error.row}: {error}") from None
         for first, last, at in pieces:
             low, high = max(first, row), min(last, row + len(rows))

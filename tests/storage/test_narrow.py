@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mpigraph.errors import FieldNameError, InvalidArgumentError
-from mpigraph.storage.narrow import RoundingError, check_feat_dtype, narrowed, rounded
+from mpigraph.storage.narrow import RowError, check_feat_dtype, narrowed, rounded
 from mpigraph.storage.part_config import FeatureInfo
 
 NODES = {
@@ -104,9 +104,9 @@ def test_what_becomes_infinite_is_named(wide, dtype, fits, large) -> None:
     rows[5, 1] = fits
     rounded(rows, dtype)
     rows[6, 3] = rows[7, 0] = large
-    with pytest.raises(RoundingError, match=f"column 3 does not fit {dtype}") as caught:
+    with pytest.raises(RowError, match=f"column 3 does not fit {dtype}") as caught:
         rounded(rows, dtype)
     assert caught.value.row == 6
-    with pytest.raises(RoundingError, match=f"^[^,]* does not fit {dtype}") as caught:
+    with pytest.raises(RowError, match=f"^[^,]* does not fit {dtype}") as caught:
         rounded(rows[:, 0], dtype)
     assert caught.value.row == 7
