@@ -6,11 +6,13 @@ the next one. The temporary file is locked while it is written, and never follow
 
 import errno
 import fcntl
+import hashlib
+import json
 import mmap
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -50,6 +52,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
     """
     with open(open_regular(path), encoding="utf-8") as file:
         return file.read()
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON object, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def temporary_name(path: Path) -> Path:

@@ -138,9 +138,11 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
 
 
 def _narrowed(title: str, name: str, info: FeatureInfo, feat_dtype: FeatDtype) -> FeatureInfo:
+    if not feat_dtype:
+        return info
     is_float = info.dtype in WIDE and not info.narrow
-    if feat_dtype is None or isinstance(feat_dtype, str):
-        is_meant = feat_dtype and is_float and info.shape and name != _TIMES
+    if isinstance(feat_dtype, str):
+        is_meant = is_float and len(info.shape) > 0 and name != _TIMES
         return info._replace(narrow=feat_dtype) if is_meant else info
     dtype = feat_dtype.get(name, info.stored)
     if dtype == info.stored:

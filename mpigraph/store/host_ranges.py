@@ -148,15 +148,13 @@ def memory_by_tensor(config: PartConfig, hosts: RangeBook) -> list[tuple[str, I6
     sizes = [("topology", topology)]
     for t, ntype in enumerate(schema.ntypes):
         sizes += _features(ntype, hosts.node_offsets[t], config.node_features[ntype])
-    together = {(r, name) for name, relations in config.shared_features for r in relations}
     for name, relations in config.shared_features:
         edges = np.append(0, np.cumsum(np.diff(hosts.edge_table[list(relations)], axis=1).sum(axis=0)))
         info = config.edge_features[schema.relation_key(relations[0])][name]
         sizes += _features(f"{len(relations)} relations", edges, {name: info})
     for r in config.with_features:
         key = schema.relation_key(r)
-        apart = {name: info for name, info in config.edge_features[key].items() if (r, name) not in together}
-        sizes += _features(key, hosts.edge_offsets[r], apart)
+        sizes += _features(key, hosts.edge_offsets[r], config.own_features(r))
     return sizes
 
 
