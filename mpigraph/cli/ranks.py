@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -75,14 +74,11 @@ def working_world(command: str, comm: Any = None, num_servers: int | None = 0) -
 def read_config(exchange: Exchange, part_config: str) -> PartConfig:
     """Read a partition configuration, which must be the same on all ranks.
 
-    Raises PartitionError: it is missing or damaged, or differs between ranks; on every rank.
+    Raises PartitionError: it is missing or damaged; CollectiveError: it differs between ranks; on every rank.
     """
     with exchange.together(f"reading {part_config}"):
         config = PartConfig.read(part_config)
-    if exchange.size > 1:
-        from mpigraph.store.host_ranges import check_same
-
-        check_same(exchange.gather_bytes, config)
+    exchange.same(f"{part_config}: nodes have different graphs there", {"checksum": config.checksum})
     return config
 
 
@@ -119,9 +115,7 @@ class ProgressBar:
         REPORT.tell = lambda text: _write(text, is_last=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         REPORT.tell = None
         self._stop.set()
         self._thread.join()

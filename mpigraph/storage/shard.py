@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import h5py
@@ -119,9 +118,7 @@ class ShardWriter:
     def __enter__(self) -> "ShardWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self.close()
@@ -280,9 +277,7 @@ class ShardReader:
     def __enter__(self) -> "ShardReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._datasets.clear()
 
     def _check_header(self, file: Any, *expected: object) -> None:
