@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpigraph.cli.grammar import Copy
-from mpigraph.cli.launch import Host, read_hosts, ssh_options
+from mpigraph.cli.launch import read_hosts, ssh_options
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import parts_of_hosts
@@ -28,9 +28,9 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 class _Site:
     """A host: this machine, or one that is reached by ssh, with rsync at both ends."""
 
-    def __init__(self, host: Host, options: Copy) -> None:
-        self.name = host.name
-        self.is_here = host.name in (*_HERE, socket.gethostname())
+    def __init__(self, host: str, options: Copy) -> None:
+        self.name = host
+        self.is_here = host in (*_HERE, socket.gethostname())
         self._ssh = ["ssh", *ssh_options(options)]
 
     def run(self, words: Sequence[str]) -> list[str]:

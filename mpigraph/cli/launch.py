@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,14 +29,7 @@ from mpigraph.errors import InvalidArgumentError
 
 _VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
 _VERSION_TIMEOUT = 20  # seconds
-_HOST = re.compile(r"[a-z0-9_:][a-z0-9_.:%-]*")
-
-
-class Host(NamedTuple):
-    """A host name or address as it was written, and its file and line, for messages."""
-
-    name: str
-    where: str
+_HOST = re.compile(r"[a-zA-Z0-9_:][a-zA-Z0-9_.:%-]*")
 
 
 def ssh_options(options: HostOptions) -> list[str]:
@@ -45,21 +38,7 @@ def ssh_options(options: HostOptions) -> list[str]:
     return [*(["-p", str(port)] if port is not None else []), *(["-l", user] if user else [])]
 
 
-def slurm_nodes(hosts: Sequence[Host]) -> int:
-    """Return the number of nodes of the allocation to use: one for each host, or all where no host is named.
-
-    Slurm has its own names of nodes, so ``ip_config.txt`` only gives their number. Raises InvalidArgumentError if there
-    are fewer.
-    """
-    allocation = slurm_allocation()
-    available = allocation.nodes if allocation else 1
-    if len(hosts) > available:
-        too_many = f"{len(hosts)} hosts, but the Slurm allocation has {available} node(s)"
-        raise InvalidArgumentError(f"{hosts[-1].where}: {too_many}")
-    return len(hosts) or available
-
-
-def read_hosts(path: Path) -> list[Host]:
+def read_hosts(path: Path) -> list[str]:
     """Read the machines of a job; ``#`` begins a comment. MPI chooses its own ports.
 
     Raises InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
@@ -67,25 +46,18 @@ def read_hosts(path: Path) -> list[Host]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not a text file: {error}"
-        raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {reason}") from error
-    hosts: dict[str, Host] = {}
+        raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {error}") from error
+    hosts: list[str] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
-        where = f"{path}:{number}"
-        if not words:
-            continue
-        if len(words) > 2:
-            raise InvalidArgumentError(f"{where}: expected 'ADDRESS [PORT]' (got {line.strip()!r})")
-        key = words[0].lower()
-        if not _HOST.fullmatch(key):
-            raise InvalidArgumentError(f"{where}: neither an address nor a host name: {words[0]!r}")
-        if key in hosts:
-            raise InvalidArgumentError(f"{where}: {words[0]} is already on {hosts[key].where}")
-        hosts[key] = Host(words[0], where)
+        if words and (len(words) > 2 or not _HOST.fullmatch(words[0]) or words[0].lower() in map(str.lower, hosts)):
+            raise InvalidArgumentError(
+                f"{path}:{number}: expected 'ADDRESS [PORT]', each host once (got {line.strip()!r})"
+            )
+        hosts += words[:1]
     if not hosts:
         raise InvalidArgumentError(f"{path}: names no host")
-    return [*hosts.values()]
+    return hosts
 
 
 def launch(options: Launch) -> int:
@@ -141,16 +113,17 @@ def _words(what: str, text: str) -> list[str]:
 
 class _Job(NamedTuple):
     ranks: int  # on each host
-    hosts: list[Host]
+    hosts: list[str]
     workspace: str
     ssh: str  # mpiexec's arguments of ssh
     tail: list[str]  # the user's flags of the launcher, variables and command
 
 
 def _srun(program: str, job: _Job) -> list[str]:
-    nodes = slurm_nodes(job.hosts)
-    allocation = slurm_allocation()
-    cpus = allocation.cpus if allocation else 0
+    available, cpus = slurm_allocation() or (1, 0)
+    nodes = len(job.hosts) or available  # Slurm has its own names of them
+    if nodes > available:
+        raise InvalidArgumentError(f"{nodes} hosts, but the Slurm allocation has {available} node(s)")
     return [
         program,
         f"--nodes={nodes}",
@@ -169,7 +142,7 @@ def _srun(program: str, job: _Job) -> list[str]:
 def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
     size = str(len(job.hosts) * job.ranks)
     if family.startswith("openmpi"):
-        hosts = ",".join(f"{host.name}:{job.ranks}" for host in job.hosts)
+        hosts = ",".join(f"{host}:{job.ranks}" for host in job.hosts)
         # without it, Open MPI binds all threads of a rank to one core
         placement = ["--host", hosts, "--map-by", f"ppr:{job.ranks}:node", "-np", size, "--bind-to", "none"]
         ssh = ["--mca", "plm_rsh_args"] if family == "openmpi4" else ["--prtemca", "plm_ssh_args"]
@@ -180,7 +153,7 @@ def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
     if job.ssh:
         name = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if family == "intel" else "HYDRA_LAUNCHER_EXTRA_ARGS"
         variables[name] = job.ssh
-    placement = ["-hosts", ",".join(host.name for host in job.hosts), "-ppn", str(job.ranks), "-n", size]
+    placement = ["-hosts", ",".join(job.hosts), "-ppn", str(job.ranks), "-n", size]
     return [*_env(variables), program, *placement, "-wdir", job.workspace, *job.tail]
 
 
