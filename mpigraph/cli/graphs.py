@@ -1,8 +1,7 @@
 """``generate`` writes a generated graph as ``.npy`` files, ``export`` a partitioned one in its original order."""
 
-from dataclasses import fields
-
 from mpigraph.cli.grammar import Export, Generate
+from mpigraph.cli.main import chosen
 from mpigraph.cli.ranks import ProgressBar, progress_of, working_ranks
 from mpigraph.formats.original import write_npy
 from mpigraph.partition.generate import Recipe, write_graph
@@ -14,8 +13,7 @@ def generate(options: Generate) -> int:
     """Write a generated graph; return the exit status."""
     with working_ranks("generate") as exchange:
         with exchange.together("checking the options"):
-            values = vars(options)
-            recipe = Recipe(**{field.name: values[field.name] for field in fields(Recipe) if field.name in values})
+            recipe = chosen(Recipe, vars(options))
         with progress_of(exchange) as progress:
             path = write_graph(recipe, options.out, progress, exchange, options.overwrite)
         if exchange.rank == 0:

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, Array
 from mpigraph.cli.grammar import Partition
-from mpigraph.cli.main import note, pairs, printable, show
+from mpigraph.cli.main import chosen, note, pairs, printable, show
 from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
@@ -99,16 +99,12 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
     if len(counts) > 1 or (counts and files):
         raise InvalidArgumentError(f"--nodes is one number, or files (got {' and '.join(options.nodes)})")
     columns = pairs("--columns", "NAME=COLUMN", options.columns)
-    tables = TableOptions(
-        pairs("--types", "COLUMN=DTYPE", options.types),
-        {name: tuple(text.split(",")) for name, text in columns.items()},
-        tuple(options.categories),
-        options.no_header,
-        options.decimal,
-        pairs("--fill", "COLUMN=NUMBER", options.fill),
-        options.node_type,
-        options.edge_type,
-    )
+    values = {
+        "types": pairs("--types", "COLUMN=DTYPE", options.types),
+        "columns": {name: tuple(text.split(",")) for name, text in columns.items()},
+        "categories": tuple(options.categories),
+        "fill": pairs("--fill", "COLUMN=NUMBER", options.fill),
+    }
     return read_source(
         options.input,
         int(counts[0]) if counts else None,
@@ -116,7 +112,7 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
         undirected=options.undirected,
         add_reverse=options.add_reverse,
         nodes=files,
-        tables=tables,
+        tables=chosen(TableOptions, vars(options) | values),
         exchange=exchange,
     )
 
