@@ -106,8 +106,8 @@ class Partition:
     )
     add_reverse: bool = option("add the reverse of every relation as a relation rev_<name>", default=False)
     feat_dtype: Sequence[str] = option(
-        "store float features in 16 bits, float16 or bfloat16, and read them as they were: all with rows of numbers, or "
-        "those that are named (may be repeated)",
+        "store float features in 16 bits, float16 or bfloat16, and read them as they were: all with rows of numbers, "
+        "or those that are named (may be repeated)",
         "[NAME=]DTYPE",
         (),
     )
@@ -127,8 +127,8 @@ class Partition:
         (),
     )
     columns: Sequence[str] = _table(
-        "feature NAME is of this column, or has these side by side (patterns such as 'f*'); NAME id, src or dst: the ids "
-        "of nodes or of the ends of edges (may be repeated)",
+        "feature NAME is of this column, or has these side by side (patterns such as 'f*'); NAME id, src or dst: "
+        "the ids of nodes or of the ends of edges (may be repeated)",
         "NAME=COLUMN[,COLUMN]",
         (),
     )

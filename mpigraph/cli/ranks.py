@@ -83,8 +83,7 @@ def read_config(exchange: Exchange, part_config: str) -> PartConfig:
 
 
 _BAR = "{desc:<22} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-_CLOCK = "{desc:<22} {elapsed}"  # for a stage of one step
-_CLOCK_STOPPED = "{desc:<22} done in {elapsed_s:.1f} s"
+_CLOCK = "{desc:<22} {elapsed_s:.1f} s"  # for a stage of one step
 _SECONDS_IN_TERMINAL = 0.2
 _SECONDS_IN_LOG = 10.0
 _SCALED = 10_000  # numbers of steps from here on are shown as 12.3k
@@ -133,9 +132,6 @@ class ProgressBar:
                     self._draw(*self._at)
 
     def _draw(self, stage: str, done: int, total: int, begin: float, is_last: bool = False) -> None:
-        bar_format = _BAR
-        if total == 1:
-            bar_format = _CLOCK_STOPPED if is_last and done else _CLOCK
         status = "" if is_last else REPORT.status()
         line = tqdm.format_meter(
             done,
@@ -145,7 +141,7 @@ class ProgressBar:
             prefix=f"{stage} ({status})" if status else stage,
             unit="",
             unit_scale=total >= _SCALED,
-            bar_format=bar_format,
+            bar_format=_CLOCK if total == 1 else _BAR,
         )
         _write(line.rstrip(), is_last)
 

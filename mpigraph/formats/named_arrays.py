@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -38,7 +39,7 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, rel
 from mpigraph.partition.row_arrays import FileRows, NamedRows, RowArray, even_blocks, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
-from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_dataset
+from mpigraph.storage.hdf5_rows import open_hdf5, read_dataset
 
 _OF_NODES = ("label", "feat", *MASKS)  # also where a name says nothing of nodes
 _COUNT = "__num_nodes"
@@ -228,5 +229,5 @@ NPY_DIRECTORY = Layout(
     lambda path: (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy")),
     _read_npy_directory,
 )
-HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5)
+HDF5 = Layout("HDF5", "", lambda path: path.is_file() and bool(h5py.is_hdf5(path)), _read_hdf5)
 NPZ = Layout("npz", "", Path.is_file, _read_npz)

@@ -86,22 +86,13 @@ class PartFiles:
 
     def check_file(self, part: int, which: str, datasets: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
         """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
-        config = self.config
         shard = self.open(part, which)
         content = shard.fingerprint()
-        path = shard.path
-        expected = {name: info for file, name, info in datasets or _datasets(config, part) if file == which}
-        for name, info in expected.items():
-            if name not in content:
-                raise ShardFormatError(f"{path}: dataset {name!r} is missing")
-            stored = content[name][0]
-            if stored != info:
-                raise ShardFormatError(
-                    f"{path}: dataset {name!r} holds {stored.dtype}{list(stored.shape)}, but {config.path} says "
-                    f"{info.dtype}{list(info.shape)}"
-                )
-        for name in content.keys() - expected.keys():
-            raise ShardFormatError(f"{path}: dataset {name!r} is not in {config.path}")
+        expected = {name: info for file, name, info in datasets or _datasets(self.config, part) if file == which}
+        stored = {name: info for name, (info, _) in content.items()}
+        for name in sorted(stored.keys() | expected.keys()) if stored != expected else ():
+            if (there := stored.get(name, "missing")) != (wanted := expected.get(name, "no dataset")):
+                raise ShardFormatError(f"{shard.path}: {name!r} is {there}, but {self.config.path} says {wanted}")
         return content
 
     def read_edges(self, relation: int, part: int, field: str, first: int = 0, last: int | None = None) -> Array:

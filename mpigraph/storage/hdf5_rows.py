@@ -30,11 +30,6 @@ class UserFile(NamedTuple):
     meta: str | bytes | None
 
 
-def is_hdf5(path: Path) -> bool:
-    """Return whether a file is one of HDF5."""
-    return bool(h5py.is_hdf5(path))
-
-
 def open_hdf5(path: Path) -> UserFile:
     """Open a file. Raises GraphDataError: a dataset was not written to the end; OSError: it cannot be read."""
     file = h5py.File(path, "r", locking=False)
