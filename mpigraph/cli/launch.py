@@ -168,7 +168,13 @@ def _find_launcher(mpiexec: str) -> tuple[str, str]:
         if srun is None:
             raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
         return "srun", srun
-    program = _find_mpiexec(mpiexec)
+    beside = str(Path(sys.executable).parent)  # a wheel's comes first
+    usual = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
+    program = shutil.which(mpiexec) if mpiexec else usual
+    if program is None:
+        where = f"beside {sys.executable} or on PATH"
+        no_usual = f"no launcher: no mpiexec {where}, and this is no Slurm allocation"
+        raise InvalidArgumentError(f"--mpiexec {mpiexec}: no such program" if mpiexec else no_usual)
     version = _version_of(program)
     family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
     if family is None:
@@ -179,27 +185,8 @@ def _find_launcher(mpiexec: str) -> tuple[str, str]:
     return family, program
 
 
-def _find_mpiexec(named: str) -> str:
-    """Return the named mpiexec; else a wheel's, beside this Python; else the first on ``PATH``."""
-    if named:
-        program = shutil.which(named)
-        if program is None:
-            raise InvalidArgumentError(f"--mpiexec {named}: no such program")
-        return program
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
-    if program is None:
-        where = f"beside {sys.executable} or on PATH"
-        raise InvalidArgumentError(f"no launcher: no mpiexec {where}, and this is no Slurm allocation")
-    return program
-
-
 def _version_of(program: str) -> str:
-    command = [program, "--version"]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidArgumentError(f"{program} --version: {error}") from error
+    done = subprocess.run(
+        [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False
+    )
     return (done.stdout + done.stderr).decode(errors="replace")

@@ -4,7 +4,7 @@ Rows have global numbers, which go on from part to part.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,6 @@ from mpigraph.storage.narrow import RowError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
 
-_EDGES_AT_ONCE = 1 << 24  # whose sources are looked at
 _KNOWN = 1 << 14  # files whose datasets are known
 _KEPT = 512  # tables of parts that are kept whole
 _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
@@ -80,15 +79,14 @@ class PartFiles:
         Raises:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
         """
-        datasets = list(_datasets(self.config, part))
         for which in self.config.files[part]:
-            self.check_file(part, which, datasets)
+            self.check_file(part, which)
 
-    def check_file(self, part: int, which: str, datasets: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
-        """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
+    def check_file(self, part: int, which: str) -> Fingerprint:
+        """Check one file of a part, as :meth:`check` does; return its fingerprint."""
         shard = self.open(part, which)
         content = shard.fingerprint()
-        expected = {name: info for file, name, info in datasets or _datasets(self.config, part) if file == which}
+        expected = {name: info for file, name, info in _datasets(self.config, part) if file == which}
         stored = {name: info for name, (info, _) in content.items()}
         for name in sorted(stored.keys() | expected.keys()) if stored != expected else ():
             if (there := stored.get(name, "missing")) != (wanted := expected.get(name, "no dataset")):
@@ -124,8 +122,18 @@ class PartFiles:
             self._kept[part, field] = self.open(part, "part_graph").read(name)
         return self._kept[part, field][base + first : base + last]
 
-    def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
-        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within the part.
+    def read_in_edges(self, relation: int, part: int) -> tuple[I64, Array]:
+        """Return all that :meth:`read_indptr` reads of a relation in a part, and the global ids of the sources.
+
+        Raises:
+            ShardFormatError: the file is damaged, or contradicts itself or the configuration.
+        """
+        indptr, sources = self.read_indptr(relation, part), self.read_edges(relation, part, "indices")
+        check_sources(self.config, relation, self.config.book.edge_range(part, relation)[0], indptr, sources)
+        return indptr, sources
+
+    def read_indptr(self, relation: int, part: int, first: int = 0, last: int | None = None) -> I64:
+        """Read the first in-edge of each of a part's destinations ``[first, last)``, or of all; counted within the part.
 
         Returns:
             int64[last - first + 1]; counts the part's edges of the relation.
@@ -135,10 +143,9 @@ class PartFiles:
         """
         book = self.config.book
         schema = self.config.schema
-        nodes, edges = (
-            stop - start
-            for start, stop in (book.node_range(part, schema.ends(relation)[1]), book.edge_range(part, relation))
-        )
+        nodes = len(range(*book.node_range(part, schema.ends(relation)[1])))
+        edges = len(range(*book.edge_range(part, relation)))
+        last = nodes if last is None else last
         if relation in self.config.place_of_shared:
             destinations = self.read_edges(relation, part, "destinations")
             sorted_begins: I64 = np.searchsorted(destinations, np.arange(first, last + 1))
@@ -148,11 +155,12 @@ class PartFiles:
         begin, end = begins[[0, -1]]
         right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
         if not right_ends or (begins[1:] < begins[:-1]).any():
-            raise ShardFormatError(
-                f"{self.config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself (0 to {edges}, "
-                "rising)"
-            )
+            raise _contradiction(self.config, part, name, f"it must rise from 0 to {edges}")
         return begins
+
+
+def _contradiction(config: PartConfig, part: int, name: str, what: str) -> ShardFormatError:
+    return ShardFormatError(f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: {what}")
 
 
 def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
@@ -213,13 +221,8 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
     lower |= (destinations[1:] == destinations[:-1]) & (indices[1:] < indices[:-1])
     bad[1:] |= lower & (place[1:] == place[:-1])
     if bad.any():
-        edge = int(np.flatnonzero(bad)[0])
-        relation = config.schema.relations[config.shared[place[edge]]]
-        raise ShardFormatError(
-            f"{config.part_path(part, 'part_graph')}: dataset {shared_dataset_name('indices')!r} contradicts itself: "
-            f"edge {edge}, of {relation}, goes from node {indices[edge]} to node {destinations[edge]} of the part "
-            "(both must exist, and edges of a relation rise by destination, then source)"
-        )
+        what = f"edge {np.flatnonzero(bad)[0]} has an end that does not exist, or is not in its place"
+        raise _contradiction(config, part, shared_dataset_name("indices"), what)
     return place
 
 
@@ -366,10 +369,8 @@ def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I6
         edge = first_edge + bad
         part = int(config.book.edge_owner(np.array([edge]), relation)[0])
         name = relation_dataset_name(schema.relation_key(relation), "indices")
-        raise ShardFormatError(
-            f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: edge {edge} comes from node "
-            f"{indices[bad]} (sources rise within a row and are below {num_nodes})"
-        )
+        what = f"edge {edge} comes from node {indices[bad]} (sources rise within a row and are below {num_nodes})"
+        raise _contradiction(config, part, name, what)
 
 
 def audit_part(files: PartFiles, part: int) -> list[str]:
@@ -396,7 +397,7 @@ def _audit(files: PartFiles, part: int, which: str) -> None:
         if config.shared:
             check_shared(config, part, *map(shard.read, map(shared_dataset_name, ("destinations", "indices"))))
         for relation in config.own:
-            check_in_edges(files, relation, part)
+            files.read_in_edges(relation, part)
         names = {name: names[name] for name in names if not name.endswith("/indices")}  # which are read by now
     for name in names:
         for _ in read_chunks(shard, name):
@@ -416,44 +417,15 @@ class InEdges:
     """
 
     def __init__(self, files: PartFiles, relation: int, part: int) -> None:
-        book = files.config.book
-        self._first, end = book.node_range(part, files.config.schema.ends(relation)[1])
-        self._indptr = files.read_indptr(relation, part, 0, end - self._first)
-
-    def rows(self, begin: int, end: int) -> tuple[int, I64]:
-        """Find the destinations of edges ``[begin, end)``, counted within the part.
-
-        Returns:
-            The global id of the first, and where its and the following ones' edges begin and end, int64[n + 1], cut off
-            at ``begin`` and ``end``.
-        """
-        low = int(np.searchsorted(self._indptr, begin, side="right")) - 1
-        high = int(np.searchsorted(self._indptr, end, side="left"))
-        return self._first + low, self._indptr[low : max(low, high) + 1].clip(begin, end)
+        self._first = files.config.book.node_range(part, files.config.schema.ends(relation)[1])[0]
+        self._indptr = files.read_indptr(relation, part)
 
     def destinations(self, begin: int, end: int) -> I64:
-        """Return int64[end - begin], global ids of the destinations of edges, counted within the part."""
-        first, begins = self.rows(begin, end)
-        return np.repeat(np.arange(first, first + len(begins) - 1), np.diff(begins))
-
-
-def check_in_edges(files: PartFiles, relation: int, part: int) -> None:
-    """Read and check a part's edges of a relation.
-
-    Raises:
-        ShardFormatError: the file is missing or damaged, or contradicts itself.
-    """
-    config = files.config
-    shard = files.open(part, "part_graph")
-    first_edge = config.book.edge_range(part, relation)[0]
-    in_edges = InEdges(files, relation, part)
-    last = np.empty(0, np.int64)  # of the chunk before: a row may go on from there
-    for begin, chunk in read_chunks(shard, relation_dataset_name(config.schema.relation_key(relation), "indices")):
-        low = begin - len(last)
-        _, begins = in_edges.rows(low, begin + len(chunk))
-        sources = np.concatenate([last.astype(chunk.dtype), chunk])
-        check_sources(config, relation, first_edge + low, begins - low, sources)
-        last = chunk[-1:].copy()
+        """Return int64[end - begin], global ids of the destinations of edges ``[begin, end)`` within the part."""
+        low = int(np.searchsorted(self._indptr, begin, side="right")) - 1
+        high = max(low, int(np.searchsorted(self._indptr, end, side="left")))
+        degrees = np.diff(self._indptr[low : high + 1].clip(begin, end))
+        return np.repeat(np.arange(self._first + low, self._first + high), degrees)
 
 
 def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
@@ -470,10 +442,8 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     marks = np.zeros(book.num_nodes(ntype), bool)
     edges = 0
     for relation in np.flatnonzero(book.schema.all_ends[:, 0] == ntype).tolist():
-        begin, end = book.edge_range(part, relation)
-        for at in range(0, end - begin, _EDGES_AT_ONCE):
-            sources = files.read_edges(relation, part, "indices", at, min(at + _EDGES_AT_ONCE, end - begin))
-            remote = sources[(sources < first) | (sources >= last)]
-            marks[remote] = True
-            edges += len(remote)
+        sources = files.read_edges(relation, part, "indices")
+        remote = sources[(sources < first) | (sources >= last)]
+        marks[remote] = True
+        edges += len(remote)
     return int(np.count_nonzero(marks)), edges

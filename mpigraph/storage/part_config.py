@@ -135,7 +135,11 @@ class PartConfig:
     @cached_property
     def shared_begins(self) -> I64:
         """int64[shared relations + 1, parts]: the first edge of each relation in the tables that they share."""
-        counts = np.diff(self.book.edge_table[list(self.shared)], axis=1)
+        return self._begins(self.shared)
+
+    def _begins(self, relations: Sequence[int]) -> I64:
+        """Return int64[relations + 1, parts], where the edges of each begin in a table of these."""
+        counts = np.diff(self.book.edge_table[list(relations)], axis=1)
         begins: I64 = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
         return begins
 
@@ -161,21 +165,13 @@ class PartConfig:
         return own_relations(self.schema, self.shared)
 
     @cached_property
-    def with_features(self) -> list[int]:
-        """The relations whose edges have features."""
-        if not any(self.edge_features.values()):
-            return []
-        return [r for r, key in enumerate(self.schema.relation_keys) if self.edge_features[key]]
-
-    @cached_property
     def begins_of_features(self) -> dict[tuple[int, str], I64]:
         """By relation id and name int64[parts], the first row of a feature in the dataset that relations share."""
-        begins = {}
-        for name, relations in self.shared_features:
-            counts = np.diff(self.book.edge_table[list(relations)], axis=1)
-            firsts = np.cumsum(counts, axis=0) - counts
-            begins.update({(relation, name): of_parts for relation, of_parts in zip(relations, firsts, strict=True)})
-        return begins
+        return {
+            (relation, name): begins
+            for name, relations in self.shared_features
+            for relation, begins in zip(relations, self._begins(relations)[:-1], strict=True)
+        }
 
     @property
     def num_parts(self) -> int:

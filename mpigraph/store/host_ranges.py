@@ -123,8 +123,7 @@ def memory_by_tensor(config: PartConfig, hosts: RangeBook) -> list[tuple[str, I6
         edges = np.append(0, np.cumsum(np.diff(hosts.edge_table[list(relations)], axis=1).sum(axis=0)))
         info = config.edge_features[schema.relation_key(relations[0])][name]
         sizes += _features(f"{len(relations)} relations", edges, {name: info})
-    for r in config.with_features:
-        key = schema.relation_key(r)
+    for r, key in enumerate(schema.relation_keys):
         sizes += _features(key, hosts.edge_offsets[r], config.own_features(r))
     return sizes
 
