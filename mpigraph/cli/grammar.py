@@ -39,10 +39,6 @@ def _overwrite(where: str = "another graph in --out") -> Any:
     return option(f"write over {where} (default: refuse)", default=False)
 
 
-def _scratch(more: str = "") -> Any:
-    return option(f"directory of temporary files{more} (default: --out)", "DIR")
-
-
 def _servers() -> Any:
     return option("servers on each node; 0: trainers host the graph (default: MPIGRAPH_NUM_SERVERS, else 1)", "N")
 
@@ -112,7 +108,11 @@ class Partition:
         (),
     )
     memory: str | None = option("what a rank may take, such as 8GiB (default: its share of free memory)", "SIZE")
-    scratch: str | None = _scratch(", as large as the edges and, of parquet, HDF5 and partitioned input, the features")
+    scratch: str | None = option(
+        "directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, the features "
+        "(default: --out)",
+        "DIR",
+    )
     resume: bool = option(
         "after a run that was killed: keep the complete parts of the same input and options, verified, and write only "
         "the others (default: keep the assignment of nodes alone)",
@@ -161,7 +161,6 @@ class Export:
 
     part_config: str = _part_config()
     out: str = _out()
-    scratch: str | None = _scratch()
     overwrite: bool = _overwrite("another export in --out")
 
 

@@ -2,11 +2,10 @@
 
 from mpigraph.cli.grammar import Export, Generate
 from mpigraph.cli.main import chosen
-from mpigraph.cli.ranks import ProgressBar, progress_of, working_ranks
+from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.formats.original import write_npy
 from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.output_folder import check_writable
-from mpigraph.partition.spill import Scratch
 
 
 def generate(options: Generate) -> int:
@@ -28,7 +27,6 @@ def export(options: Export) -> int:
         with exchange.together(f"exporting {options.part_config}"):
             check_writable(options.out)
             if exchange.rank == 0:
-                scratch = Scratch(options.scratch or options.out)
-                with ProgressBar() as progress:
-                    print(write_npy(options.part_config, options.out, scratch, progress, options.overwrite))
+                with progress_of(exchange) as progress:
+                    print(write_npy(options.part_config, options.out, None, progress, options.overwrite))
     return 0

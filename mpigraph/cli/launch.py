@@ -27,7 +27,12 @@ from mpigraph.cli.main import note, pairs
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
-_VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
+_VERSIONS = {
+    "hydra": "HYDRA build details",
+    "intel": r"Intel\(R\) MPI",
+    "openmpi4": r"\((Open MPI|OpenRTE)\) [1-4]\.",
+    "openmpi5": r"\((Open MPI|OpenRTE|PRRTE)\)",  # PRRTE has versions of its own, from 1
+}
 _VERSION_TIMEOUT = 20  # seconds
 _HOST = re.compile(r"[a-zA-Z0-9_:][a-zA-Z0-9_.:%-]*")
 
@@ -164,10 +169,7 @@ def _env(variables: Mapping[str, str]) -> list[str]:
 def _find_launcher(mpiexec: str) -> tuple[str, str]:
     """Return the family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the launcher to use."""
     if slurm_allocation() and not mpiexec:
-        srun = shutil.which("srun")
-        if srun is None:
-            raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
-        return "srun", srun
+        return "srun", shutil.which("srun") or "srun"
     beside = str(Path(sys.executable).parent)  # a wheel's comes first
     usual = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
     program = shutil.which(mpiexec) if mpiexec else usual
@@ -175,18 +177,11 @@ def _find_launcher(mpiexec: str) -> tuple[str, str]:
         where = f"beside {sys.executable} or on PATH"
         no_usual = f"no launcher: no mpiexec {where}, and this is no Slurm allocation"
         raise InvalidArgumentError(f"--mpiexec {mpiexec}: no such program" if mpiexec else no_usual)
-    version = _version_of(program)
+    asked = [program, "--version"]
+    done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False)
+    version = (done.stdout + done.stderr).decode(errors="replace")
     family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
     if family is None:
         line = version.strip().splitlines()[0] if version.strip() else "nothing"
         raise InvalidArgumentError(f"{program} is of an unknown MPI library (--version says {line!r})")
-    if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
-        family = "openmpi4" if re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version) else "openmpi5"
     return family, program
-
-
-def _version_of(program: str) -> str:
-    done = subprocess.run(
-        [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False
-    )
-    return (done.stdout + done.stderr).decode(errors="replace")

@@ -74,9 +74,9 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
-    file = open_hdf5(path)
+    datasets, left_out, meta = open_hdf5(path)
     arrays: Arrays = {}
-    for name, dataset in file.datasets.items():
+    for name, dataset in datasets.items():
         if not dataset.ndim:
             arrays[name] = np.asarray(dataset[()])
             continue
@@ -90,7 +90,7 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
             even_blocks(len(dataset), block),
             f"{path}: {name}, row {{}}".format,
         )
-    return _source(arrays, "{}" if file.meta is None else file.meta, file.left_out)
+    return _source(arrays, meta, left_out)
 
 
 def _source(arrays: Arrays, text: str | bytes, left_out: Iterable[str] = ()) -> GraphSource:

@@ -6,6 +6,7 @@ Rows have global numbers, which go on from part to part.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +134,7 @@ class PartFiles:
         return indptr, sources
 
     def read_indptr(self, relation: int, part: int, first: int = 0, last: int | None = None) -> I64:
-        """Read the first in-edge of each of a part's destinations ``[first, last)``, or of all; counted within the part.
+        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within it; default: of all.
 
         Returns:
             int64[last - first + 1]; counts the part's edges of the relation.
@@ -437,12 +438,14 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     Raises:
         ShardFormatError: the file is missing or damaged.
     """
-    book = files.config.book
-    first, last = book.node_range(part, ntype)
-    marks = np.zeros(book.num_nodes(ntype), bool)
+    config = files.config
+    first, last = config.book.node_range(part, ntype)
+    marks = np.zeros(config.book.num_nodes(ntype), bool)
     edges = 0
-    for relation in np.flatnonzero(book.schema.all_ends[:, 0] == ntype).tolist():
-        sources = files.read_edges(relation, part, "indices")
+    own = (files.read_edges(r, part, "indices") for r in config.own if config.schema.ends(r)[0] == ntype)
+    of_type = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
+    shared = [files.open(part, "part_graph").read(shared_dataset_name("indices"))[of_type]] if config.shared else []
+    for sources in chain(own, shared):
         remote = sources[(sources < first) | (sources >= last)]
         marks[remote] = True
         edges += len(remote)

@@ -6,7 +6,7 @@ HDF5 takes a ``/`` in a name for a group, so a dataset's name is its whole path.
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 
@@ -16,33 +16,26 @@ from mpigraph.errors import GraphDataError
 _META = "meta"
 
 
-class UserFile(NamedTuple):
-    """The content of a file, which stays open as long as one of its datasets is there.
+def open_hdf5(path: Path) -> tuple[dict[str, Any], list[str], str | bytes]:
+    """Open a file, which stays open as long as one of its datasets is there.
 
-    Attributes:
-        datasets: those of numbers, by path; as h5py has them.
-        left_out: a text for everything else: datasets of other things, attributes.
-        meta: the text in the attribute "meta", if there is one.
+    Returns:
+        The datasets of numbers by path, as h5py has them; a text for everything else; and the attribute "meta", or "{}"
+        if there is none.
+
+    Raises:
+        GraphDataError: a dataset was not written to the end.
+        OSError: the file cannot be read.
     """
-
-    datasets: dict[str, Any]
-    left_out: list[str]
-    meta: str | bytes | None
-
-
-def open_hdf5(path: Path) -> UserFile:
-    """Open a file. Raises GraphDataError: a dataset was not written to the end; OSError: it cannot be read."""
     file = h5py.File(path, "r", locking=False)
-    content = UserFile({}, [f"attribute {name}" for name in file.attrs if name != _META], file.attrs.get(_META))
-
+    datasets, left_out = {}, [f"attribute {name}" for name in file.attrs if name != _META]
     for name, item in _items(file, ""):
-        if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biuf":
-            what = f"{item.dtype} is no number" if isinstance(item, h5py.Dataset) else "no dataset"
-            content.left_out.append(f"{name}: {what}")
-            continue
-        _check_written(path, name, item)
-        content.datasets[name] = item
-    return content
+        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biuf":
+            _check_written(path, name, item)
+            datasets[name] = item
+        else:
+            left_out.append(f"{name}: no numbers")
+    return datasets, left_out, file.attrs.get(_META, "{}")
 
 
 def _items(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
