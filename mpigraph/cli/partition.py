@@ -17,7 +17,7 @@ from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
-from mpigraph.memory import as_bytes, free_memory, held_memory
+from mpigraph.memory import as_bytes, free_memory, held_memory, in_units
 from mpigraph.partition.assign import Forecast, check_memory
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
@@ -48,7 +48,7 @@ def partition(options: Partition) -> int:
             parts = 1 if options.parts is None else options.parts
             method = options.method or _METHOD
             check_options(name, parts, method, seed=options.seed)  # reading may take minutes
-            memory = None if options.memory is None else _memory_of_rank(options.memory)
+            memory = None if options.memory is None else as_bytes(options.memory)
             feat_dtype = _feat_dtype(options.feat_dtype) if options.feat_dtype else None
             nearest = check_writable(options.out)
             scratch = options.scratch
@@ -157,13 +157,6 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     return masks
 
 
-def _memory_of_rank(text: str) -> int:
-    try:
-        return as_bytes(text)
-    except ValueError:
-        raise InvalidArgumentError(f"--memory must be a size such as 8GiB or 500MB (got {text!r})") from None
-
-
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error if memory or disk do not suffice."""
@@ -184,9 +177,9 @@ def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ran
     note(f"{work.num_nodes} nodes, {work.num_edges} directed edges{_types(source)}")
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
     for stage, size in foreseen.stages.items():
-        note(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}")
+        note(f"memory forecast, {stage}: {in_units(size)}{of}")
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
-    note(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}")
+    note(f"temporary files: at most {in_units(foreseen.scratch)}{of}{why}")
 
 
 def _types(source: GraphSource) -> str:

@@ -134,7 +134,7 @@ class PartFiles:
         return indptr, sources
 
     def read_indptr(self, relation: int, part: int, first: int = 0, last: int | None = None) -> I64:
-        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within it; default: of all.
+        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within it, or of all.
 
         Returns:
             int64[last - first + 1]; counts the part's edges of the relation.

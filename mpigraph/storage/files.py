@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import MPIGraphError, StorageError
+from mpigraph.memory import in_units
 
 _PAGE = 4096  # disks require multiples of it as offsets and sizes of direct writes
 _SECTOR = 512  # and of this as addresses
@@ -77,8 +78,7 @@ def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> No
     """
     free = shutil.disk_usage(nearest_folder(directory)).free
     if needed > free:
-        sizes = f"needs {needed / 2**20:.1f} MiB, but {free / 2**20:.1f} MiB are free"
-        raise StorageError(f"{directory} lacks space: {what} {sizes}")
+        raise StorageError(f"{directory} lacks space: {what} needs {in_units(needed)}, and {in_units(free)} are free")
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,11 +198,15 @@ class ShardReader:
         self.path = Path(path)
         if not self.path.exists():
             raise ShardFormatError(f"{self.path}: shard file is missing")
+        self._datasets: dict[str, Dataset] = {}
         with self._failures("the file header"), h5py.File(self.path, "r", locking=False) as file:
             self._check_header(file, graph_name, part, identity)
-            names: list[bytes] = []
-            h5py.h5o.visit(file.id, partial(_note_dataset, names), info=True)
-            self._datasets = {name.decode(): self._described(file.id, name) for name in names}
+
+            def note(name: bytes, info: Any) -> None:
+                if info.type == h5py.h5o.TYPE_DATASET:
+                    self._datasets[name.decode()] = self._described(file.id, name)
+
+            h5py.h5o.visit(file.id, note, info=True)
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
@@ -374,11 +377,6 @@ def _fill(file: FileIO, dataset: Dataset, out: Array, begin: int) -> None:
             raise OSError("the file ends before its rows")
         left = left[count:]
         place += count
-
-
-def _note_dataset(names: list[bytes], name: bytes, info: Any) -> None:
-    if info.type == h5py.h5o.TYPE_DATASET:
-        names.append(name)
 
 
 def _attribute(item: Any, name: bytes) -> Any:
