@@ -13,8 +13,7 @@ def generate(options: Generate) -> int:
     with working_ranks("generate") as exchange:
         with exchange.together("checking the options"):
             recipe = chosen(Recipe, vars(options))
-        with progress_of(exchange) as progress:
-            path = write_graph(recipe, options.out, progress, exchange, options.overwrite)
+        path = write_graph(recipe, options.out, progress_of(exchange), exchange, options.overwrite)
         if exchange.rank == 0:
             edges = 2 * recipe.num_pairs
             print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
@@ -27,6 +26,6 @@ def export(options: Export) -> int:
         with exchange.together(f"exporting {options.part_config}"):
             check_writable(options.out)
             if exchange.rank == 0:
-                with progress_of(exchange) as progress:
-                    print(write_npy(options.part_config, options.out, None, progress, options.overwrite))
+                progress = progress_of(exchange)
+                print(write_npy(options.part_config, options.out, None, progress, options.overwrite))
     return 0

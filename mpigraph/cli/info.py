@@ -39,14 +39,14 @@ def info(options: Info, comm: Any = None) -> int:
 @collective("ranks")
 def _of_parts(exchange: Exchange, config: PartConfig, stage: str, look: Callable[[PartFiles, int], Any]) -> list[Any]:
     """Return what ``look`` says of each part; the ranks divide the parts."""
-    with PartFiles(config) as files, progress_of(exchange) as told:
+    files, progress = PartFiles(config), progress_of(exchange)
 
-        def of_part(part: int) -> Any:
-            told(stage, part, config.num_parts)
-            return look(files, part)
+    def of_part(part: int) -> Any:
+        progress(stage, part, config.num_parts)
+        return look(files, part)
 
-        of_parts = exchange.map(f"reading the parts of {config.path}", config.num_parts, of_part)
-        told(stage, config.num_parts, config.num_parts)
+    of_parts = exchange.map(f"reading the parts of {config.path}", config.num_parts, of_part)
+    progress(stage, config.num_parts, config.num_parts)
     return of_parts
 
 

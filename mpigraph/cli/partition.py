@@ -70,24 +70,23 @@ def partition(options: Partition) -> int:
         foreseen = _check_memory(work, memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
-        with progress_of(exchange) as progress:
-            result = partition_source(
-                source,
-                name,
-                num_parts,
-                options.out,
-                method,
-                balance_classes=classes,
-                balance_edges=options.balance_edges,
-                seed=options.seed,
-                assignment=assignment,
-                progress=progress,
-                exchange=exchange,
-                scratch=Scratch(folder, mapping=foreseen.mapping),
-                resume=options.resume,
-                feat_dtype=feat_dtype,
-                overwrite=options.overwrite,
-            )
+        result = partition_source(
+            source,
+            name,
+            num_parts,
+            options.out,
+            method,
+            balance_classes=classes,
+            balance_edges=options.balance_edges,
+            seed=options.seed,
+            assignment=assignment,
+            progress=progress_of(exchange),
+            exchange=exchange,
+            scratch=Scratch(folder, mapping=foreseen.mapping),
+            resume=options.resume,
+            feat_dtype=feat_dtype,
+            overwrite=options.overwrite,
+        )
         if exchange.rank == 0:
             _show_result(result, method, [*left_out], options)
     return 0
