@@ -95,21 +95,23 @@ _OF_MODULES = {
 }
 _INSTEAD = {
     "PinSAGESampler RandomWalkNeighborSampler pack_traces random_walk": "walks follow out-edges, and parts hold "
-    "in-edges: partition with --add-reverse, and sample in-neighbours",
+    "in-edges: partition with --add-reverse, and sample in-neighbours (NeighborSampler, g.sample_neighbors)",
     "sample_labors": "use LaborSampler, whose sample_blocks draws one hop, too",
     "ShaDowKHopSampler": "use NeighborSampler; DGL and PyG sample such subgraphs in one process",
-    "KVClient KVServer close_kvstore get_kvstore init_kvstore kvstore standalone_kvstore": "use DistTensor, g.ndata and "
-    "DistEmbedding",
+    "KVClient KVServer close_kvstore get_kvstore init_kvstore kvstore standalone_kvstore": "rows live in windows of "
+    "MPI: read and write them by DistTensor, g.ndata and DistEmbedding",
     "Request Response recv_request recv_response register_service remote_call remote_call_to_machine rpc rpc_client "
-    "rpc_server send_request send_response": "use torch.distributed or mpi4py",
-    "DistGraphServer ServerState connect_to_server server_state start_server": "servers are ranks of the job: "
+    "rpc_server send_request send_response": "ranks talk by MPI: use torch.distributed or mpi4py for messages of your "
+    "own",
+    "DistGraphServer ServerState connect_to_server server_state start_server": "servers are ranks of the same job: "
     "initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS",
-    "dgl_partition_to_graphbolt gb_convert_single_dgl_partition graphbolt": "partitions need no conversion: leave the "
-    "call out (use_graphbolt= is accepted)",
+    "dgl_partition_to_graphbolt gb_convert_single_dgl_partition graphbolt": "partitions need no conversion for "
+    "sampling to be fast: leave the call out (use_graphbolt= is accepted)",
     "compact_graphs khop_in_subgraph khop_out_subgraph rand_bipartite rand_graph": "for graphs of one process use DGL "
     "or PyG, whose graphs mpigraph.convert.as_graph takes",
     "out_subgraph": "graphs know their in-edges: in_subgraph of the graph that reverse returns",
-    "load_graphs load_tensors save_graphs save_tensors": "use torch.save; DGL's parts are read",
+    "load_graphs load_tensors save_graphs save_tensors": "use torch.save for tensors, and for graphs in memory for "
+    "their edges and features; DGL's parts are read",
     "Subset split_dataset": "use torch.utils.data: Subset, random_split",
     "BasicPartitionBook": "parts own ranges of ids: use RangePartitionBook",
     "NodeEmbedding": "use dgl.distributed.DistEmbedding, which works on one rank, too",
