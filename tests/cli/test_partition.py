@@ -32,7 +32,7 @@ def test_a_scratch_folder_without_space_is_an_error_at_once(tmp_path, capsys, mo
     graph = write_typed_npz(tmp_path / "g.npz")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1 << 10))
     assert run(graph, "--parts", 2, "--method", "multilevel", "-o", tmp_path / "out") == 2
-    assert "out lacks space: temporary files of 1 rank(s) needs 0.0 MiB" in capsys.readouterr().err
+    assert "out lacks space: temporary files of 1 rank(s) needs " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

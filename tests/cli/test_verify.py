@@ -64,7 +64,7 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
     status, out, errors = verify(copy)
     assert (status, out) == (2, "")
     expected = [
-        rf"part0/graph.h5: dataset '{OF_GRAPH}/indices' .* \(and 1 more\)",
+        rf"part0/graph.h5: dataset '{OF_GRAPH}/indices' is damaged",
         "part1/edge_feat.h5: belongs to another partitioning",
         "part1/node_feat.h5: belongs to part 2, not to part 1",
         "part2/edge_feat.h5: dataset '_N:_E:_N/weight' is damaged: the checksum of rows 0 to",
@@ -90,7 +90,6 @@ CONTRADICTIONS = {
     "sources that fall": ("indices", lambda rows: rows[::-1], "indices' contradicts itself: edge"),
     "indptr that falls": ("indptr", add(1000, 3), "indptr' contradicts itself"),
     "indptr that does not end": ("indptr", lambda rows: np.minimum(rows, rows[-1] - 1), "indptr' contradicts itself"),
-    "a wrong degree": ("out_degrees", add(1, 2), r"oracle.json: the out-degrees of _N:_E:_N in its parts are not"),
 }
 
 

@@ -66,7 +66,7 @@ def test_a_temporary_file_that_leads_elsewhere_is_not_written(tmp_path: Path) ->
 
 def test_a_disk_that_lacks_space(tmp_path: Path) -> None:
     check_space(tmp_path, 0, "nothing")
-    with pytest.raises(StorageError, match=r"lacks space: all needs \d+.0 MiB, but \d+.\d MiB are free"):
+    with pytest.raises(StorageError, match=r"lacks space: all needs \d+.0 GiB, and \d+.\d GiB are free"):
         check_space(tmp_path, 1 << 60, "all")
 
 

@@ -93,14 +93,16 @@ CHANGED = "damaged partition configuration: it was changed after it was written"
     [
         (lambda c: c.pop("ntypes"), CHANGED),
         (lambda c: c.pop("checksum"), CHANGED),
-        (lambda c: c.pop("part-1"), "damaged partition configuration.*part-1.* is missing"),
+        (lambda c: c.pop("part-1"), "damaged partition configuration.*KeyError.'part-1'."),
         (lambda c: c.update(format_version=2), r"format version 2 \(this library reads 6\): partition the graph again"),
         (lambda c: c.update(num_nodes=7), CHANGED),
         (lambda c: c["nodes_of_parts"][0].reverse(), CHANGED),
+        (lambda c: c["part-1"].update(part_graph=7), "damaged partition configuration.*AttributeError"),
+        (lambda c: c.update(report=7), "damaged partition configuration.*TypeError"),
         (lambda c: c.pop("format"), "not a partition configuration of this library"),
         (
             lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),
-            r"written by DGL .*graph\.dgl",
+            "written by DGL: .* keeps its parts",
         ),
     ],
 )
@@ -115,7 +117,7 @@ def test_damaged_configurations(tmp_path, change, message):
 
 
 @pytest.mark.parametrize(
-    "text, message", [("{", "not a valid JSON"), ("[]", "no object"), ("\x00", "not a valid JSON")]
+    "text, message", [("{", "not a valid JSON"), ("[]", "not a partition configuration"), ("\x00", "not a valid JSON")]
 )
 def test_files_that_are_no_configuration(tmp_path, text, message):
     (tmp_path / "g.json").write_text(text)
