@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damaged import flip, rewrite
-from jobs import clean_environment, mpiexec, run_job, warm_python
+from jobs import clean_environment, run_job
 from mpi4py import MPI
 from oracle import write_oracle
 
@@ -126,13 +126,3 @@ def test_plain_python_needs_no_mpi(oracle) -> None:
     )
     done = run_job([sys.executable, "-c", script], clean_environment())
     assert done.status == 0 and "6 files" in done.stdout, done.output
-
-
-@pytest.mark.slow
-def test_a_job_ends_with_the_status(oracle, tmp_path: Path) -> None:
-    start = [*mpiexec(3), *warm_python(), "-m", "mpigraph", "verify"]
-    assert run_job([*start, oracle(4)], clean_environment()).status == 0
-    shutil.copytree(Path(oracle(4)).parent, tmp_path / "bad")
-    flip(tmp_path / "bad/part1/node_feat.h5", "_N/feat")
-    done = run_job([*start, tmp_path / "bad/oracle.json"], clean_environment())
-    assert done.status == 2 and done.stderr.count("error: ") == 1, done.output
