@@ -187,11 +187,7 @@ def test_each_node_gets_its_parts(
     to = comm.bcast(tmp_path / "to")
     status, out, err = run_stage(oracle(4), to, ranks_per_node=2, servers=servers)
     assert status == 0 and out == f"{to / 'oracle.json'}\n"
-    check_nodes(err)
-
-
-def check_nodes(report: str) -> None:
-    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", report) == [("0", "0, 1"), ("1", "2, 3")], report
+    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", err) == [("0", "0, 1"), ("1", "2, 3")], err
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)

@@ -187,9 +187,7 @@ def test_graphs_in_memory_are_not_sampled(dgl: ModuleType) -> None:
     sampler, of = mg.dataloading.NeighborSampler([2]), dgl.dataloading
     for call in (
         lambda: of.DataLoader(g, [0], sampler),
-        lambda: of.NodeDataLoader(g, [0], sampler),
         lambda: of.EdgeDataLoader(g, [0], sampler),
-        lambda: of.DataLoader(g, [0], of.as_edge_prediction_sampler(sampler)),
         lambda: dgl.sampling.sample_neighbors(g, [0], 2),
         lambda: sampler.sample(g, [0]),
         lambda: of.as_edge_prediction_sampler(sampler).sample(g, [0]),
