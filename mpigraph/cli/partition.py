@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -159,13 +160,12 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error if memory or disk do not suffice."""
-    node = os.uname().nodename
-    neighbours = exchange.gather_json(node).count(node)  # that share this node's memory
-    free = free_memory()
-    share = 2**62 if free is None else held_memory() + free // neighbours
-    told = exchange.gather_json([share, held_memory()])  # so that all ranks decide alike
-    memory = min(share for share, _ in told) if memory is None else memory
-    held = max(held for _, held in told)
+    node, free = os.uname().nodename, free_memory()
+    told = exchange.gather_json([node, 2**62 if free is None else free, held_memory()])  # so that all decide alike
+    ranks_of = Counter(name for name, *_ in told)  # ranks of a node share its memory
+    neighbours = ranks_of[node]
+    memory = min(held + free // ranks_of[name] for name, free, held in told) if memory is None else memory
+    held = max(held for *_, held in told)
     with exchange.together("looking at the memory"):
         foreseen = check_memory(work._replace(held=held), exchange.size, memory)
         check_space(folder, neighbours * foreseen.scratch, f"temporary files of {neighbours} rank(s)")

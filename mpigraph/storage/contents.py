@@ -14,16 +14,8 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError, ShardFormatError
 from mpigraph.kernels.csr import bad_source
-from mpigraph.storage.format import (
-    edge_feature_name,
-    index_dtype,
-    node_feature_name,
-    node_orig_ids_name,
-    relation_dataset_name,
-    shared_dataset_name,
-    shared_feature_name,
-    storage_dtype,
-)
+from mpigraph.storage import format as naming
+from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.storage.narrow import RowError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
@@ -111,10 +103,10 @@ class PartFiles:
         begin, end = config.book.edge_range(part, relation)
         last = end - begin if last is None else last
         if relation not in config.place_of_shared:
-            name = relation_dataset_name(config.schema.relation_key(relation), field)
+            name = naming.relation_dataset_name(config.schema.relation_key(relation), field)
             return self.open(part, "part_graph").read(name, first, last)
         base = int(config.shared_begins[config.place_of_shared[relation], part])
-        name = shared_dataset_name(field)
+        name = naming.shared_dataset_name(field)
         if 8 * int(config.shared_begins[-1, part]) > _KEPT_BYTES:
             return self.open(part, "part_graph").read(name, base + first, base + last)
         if (part, field) not in self._kept:
@@ -151,7 +143,7 @@ class PartFiles:
             destinations = self.read_edges(relation, part, "destinations")
             sorted_begins: I64 = np.searchsorted(destinations, np.arange(first, last + 1))
             return sorted_begins
-        name = relation_dataset_name(schema.relation_key(relation), "indptr")
+        name = naming.relation_dataset_name(schema.relation_key(relation), "indptr")
         begins: I64 = self.open(part, "part_graph").read(name, first, last + 1)
         begin, end = begins[[0, -1]]
         right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
@@ -170,23 +162,23 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
     schema = config.schema
     nodes = [int(offsets[part + 1] - offsets[part]) for offsets in book.node_offsets]
     for t, ntype in enumerate(schema.ntypes):
-        yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
+        yield "part_graph", naming.node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
-            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
+            yield "node_feats", naming.node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
     if config.shared:
         rows = int(config.shared_begins[-1, part])
         width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
         for field, dtype in (("destinations", width), ("indices", width), ("orig_ids", "int64")):
-            yield "part_graph", shared_dataset_name(field), DatasetInfo((rows,), dtype)
+            yield "part_graph", naming.shared_dataset_name(field), DatasetInfo((rows,), dtype)
     for name, relations in config.shared_features:
         rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
         info = config.edge_features[schema.relation_key(relations[0])][name]
-        yield "edge_feats", shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
+        yield "edge_feats", naming.shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
     for r, key in enumerate(schema.relation_keys):
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in config.own_features(r).items():
-            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
+            yield "edge_feats", naming.edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
         if r in config.place_of_shared:
             continue
         src, dst = schema.ends(r)
@@ -197,7 +189,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             ("out_degrees", nodes[src], "int64"),
             ("orig_ids", edges, "int64"),
         ):
-            yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
+            yield "part_graph", naming.relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
 
 
 def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> I64:
@@ -223,7 +215,7 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
     bad[1:] |= lower & (place[1:] == place[:-1])
     if bad.any():
         what = f"edge {np.flatnonzero(bad)[0]} has an end that does not exist, or is not in its place"
-        raise _contradiction(config, part, shared_dataset_name("indices"), what)
+        raise _contradiction(config, part, naming.shared_dataset_name("indices"), what)
     return place
 
 
@@ -265,13 +257,13 @@ class StoredRows:
     def of_feature(cls, config: PartConfig, is_node: bool, type_id: int, name: str) -> "StoredRows":
         """Return the rows of a feature of a node type or relation."""
         if is_node:
-            dataset = node_feature_name(config.schema.ntypes[type_id], name)
+            dataset = naming.node_feature_name(config.schema.ntypes[type_id], name)
             return cls.alone("node_feats", dataset, config.book.node_offsets[type_id])
         offsets = config.book.edge_offsets[type_id]
         begins = config.begins_of_features.get((type_id, name))
         if begins is not None:
-            return cls("edge_feats", shared_feature_name(name), offsets, begins)
-        return cls.alone("edge_feats", edge_feature_name(config.schema.relation_key(type_id), name), offsets)
+            return cls("edge_feats", naming.shared_feature_name(name), offsets, begins)
+        return cls.alone("edge_feats", naming.edge_feature_name(config.schema.relation_key(type_id), name), offsets)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield ``(part, first, last)`` of the rows ``[begin, end)``, counted within the part's dataset."""
@@ -311,7 +303,7 @@ def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Ar
         narrow: as in :func:`read_rows`.
     """
     config = files.config
-    name = shared_feature_name(feature.name)
+    name = naming.shared_feature_name(feature.name)
     offsets = config.book.edge_table[list(feature.relations)]
     begins = np.array([config.begins_of_features[relation, feature.name] for relation in feature.relations])
     sizes = np.diff(ranges, axis=1)[:, 0]
@@ -369,7 +361,7 @@ def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I6
     if bad >= 0:
         edge = first_edge + bad
         part = int(config.book.edge_owner(np.array([edge]), relation)[0])
-        name = relation_dataset_name(schema.relation_key(relation), "indices")
+        name = naming.relation_dataset_name(schema.relation_key(relation), "indices")
         what = f"edge {edge} comes from node {indices[bad]} (sources rise within a row and are below {num_nodes})"
         raise _contradiction(config, part, name, what)
 
@@ -396,7 +388,7 @@ def _audit(files: PartFiles, part: int, which: str) -> None:
     shard = files.open(part, which)
     if which == "part_graph":
         if config.shared:
-            check_shared(config, part, *map(shard.read, map(shared_dataset_name, ("destinations", "indices"))))
+            check_shared(config, part, *map(shard.read, map(naming.shared_dataset_name, ("destinations", "indices"))))
         for relation in config.own:
             files.read_in_edges(relation, part)
         names = {name: names[name] for name in names if not name.endswith("/indices")}  # which are read by now
@@ -444,7 +436,9 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     edges = 0
     own = (files.read_edges(r, part, "indices") for r in config.own if config.schema.ends(r)[0] == ntype)
     of_type = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
-    shared = [files.open(part, "part_graph").read(shared_dataset_name("indices"))[of_type]] if config.shared else []
+    shared = (
+        [files.open(part, "part_graph").read(naming.shared_dataset_name("indices"))[of_type]] if config.shared else []
+    )
     for sources in chain(own, shared):
         remote = sources[(sources < first) | (sources >= last)]
         marks[remote] = True

@@ -93,13 +93,12 @@ def chunked(root, counts):
     for number in range(2):
         np.savetxt(root / f"edges/writes-{number}.csv", edges[200 * number :][:200], fmt="%d", delimiter=" ")
         np.save(root / f"node_data/feat-{number}.npy", np.arange(100.0)[50 * number :][:50])
+    text = {"name": "csv", "delimiter": " "}
     meta = {
         "graph_name": "chunked",
         "node_type": ["author", "paper"],
         "edge_type": ["author:writes:paper"],
-        "edges": {
-            "author:writes:paper": {"format": {"name": "csv", "delimiter": " "}, "data": files("edges/writes", "csv")}
-        },
+        "edges": {"author:writes:paper": {"format": text, "data": files("edges/writes", "csv")}},
         "node_data": {"paper": {"feat": {"format": {"name": "numpy"}, "data": files("node_data/feat", "npy")}}},
         "edge_data": {},
     }
