@@ -313,8 +313,8 @@ class Docs:
 
 
 GROUPS: dict[str, dict[type, str]] = {  # commands, which have the names of their classes, and the modules of these
-    "graphs": {Generate: "graphs", Partition: "partition", Export: "graphs", Info: "info", Verify: "info"},
-    "jobs": {Launch: "launch", Copy: "copy", Stage: "stage", Doctor: "doctor", Run: "scripts", Report: "doctor"},
+    "graphs": {Generate: "partition", Partition: "partition", Export: "partition", Info: "info", Verify: "info"},
+    "jobs": {Launch: "launch", Copy: "launch", Stage: "stage", Doctor: "doctor", Run: "scripts", Report: "doctor"},
     "to begin with": {Examples: "scripts", Slurm: "scripts", Docs: "docs"},
 }
 STATUSES = {

@@ -1,4 +1,4 @@
-"""``python -m mpigraph partition``: partition a graph on disk into shards."""
+"""``generate`` writes a graph, ``partition`` cuts one into shards, ``export`` writes it in its original order again."""
 
 import os
 import re
@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.cli.grammar import Partition
+from mpigraph.cli.grammar import Export, Generate, Partition
 from mpigraph.cli.main import chosen, note, pairs, printable, show
 from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.layout import TableOptions
+from mpigraph.formats.original import write_npy
 from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
@@ -22,6 +23,7 @@ from mpigraph.memory import as_bytes, free_memory, held_memory, in_units
 from mpigraph.partition.assign import Forecast, check_memory
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.options import check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
@@ -35,6 +37,29 @@ from mpigraph.storage.part_config import PartConfig
 _METHOD = "metis"
 _LISTED = 20  # things left out that a line names: thousands of tables may lack a column
 _ENDINGS = re.compile(r"\.(npz|json|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.(gz|bz2))?)$", re.IGNORECASE)
+
+
+def generate(options: Generate) -> int:
+    """Write a generated graph; return the exit status."""
+    with working_ranks("generate") as exchange:
+        with exchange.together("checking the options"):
+            recipe = chosen(Recipe, vars(options))
+        path = write_graph(recipe, options.out, progress_of(exchange), exchange, options.overwrite)
+        if exchange.rank == 0:
+            edges = 2 * recipe.num_pairs
+            print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
+    return 0
+
+
+def export(options: Export) -> int:
+    """Write a partitioned graph in its original order; return the exit status."""
+    with working_ranks("export") as exchange:
+        with exchange.together(f"exporting {options.part_config}"):
+            check_writable(options.out)
+            if exchange.rank == 0:
+                progress = progress_of(exchange)
+                print(write_npy(options.part_config, options.out, None, progress, options.overwrite))
+    return 0
 
 
 def partition(options: Partition) -> int:

@@ -158,9 +158,6 @@ def test_every_mistake_shows_before_the_first_copy(remote, oracle, capsys, tmp_p
     assert "--workspace must be an absolute path" in error(oracle(2), ["a"], "work")
     assert "--script_folder: no such directory: 'none'" in error(oracle(2), ["a"], "/w", "--script_folder", "none")
     assert "--ip_config is needed" in error(oracle(2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        assert "no rsync on PATH" in error(oracle(2), ["a"])
     assert "ip_config.txt:2: expected" in error(oracle(2), ["a", "b;c"])
     assert "cannot read the partition configuration" in error(graph / "none.json", ["a"])
 
