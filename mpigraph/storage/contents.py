@@ -202,7 +202,7 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
         indices: int32 or int64[m], global ids of the sources.
 
     Raises:
-        ShardFormatError: an end does not exist, or edges of a relation do not rise; names the relation.
+        ShardFormatError: an end does not exist, or edges of a relation do not rise; names the edge.
     """
     ends = config.shared_ends
     num_src = np.array([config.book.num_nodes(t) for t in range(len(config.schema.ntypes))])
@@ -434,12 +434,13 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     first, last = config.book.node_range(part, ntype)
     marks = np.zeros(config.book.num_nodes(ntype), bool)
     edges = 0
-    own = (files.read_edges(r, part, "indices") for r in config.own if config.schema.ends(r)[0] == ntype)
-    of_type = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
-    shared = (
-        [files.open(part, "part_graph").read(naming.shared_dataset_name("indices"))[of_type]] if config.shared else []
-    )
-    for sources in chain(own, shared):
+    own = [relation for relation in config.own if config.schema.ends(relation)[0] == ntype]
+    tables: Iterator[Array] = (files.read_edges(relation, part, "indices") for relation in own)
+    if config.shared:
+        of_type = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
+        shared = files.open(part, "part_graph").read(naming.shared_dataset_name("indices"))
+        tables = chain(tables, [shared[of_type]])
+    for sources in tables:
         remote = sources[(sources < first) | (sources >= last)]
         marks[remote] = True
         edges += len(remote)
