@@ -103,8 +103,8 @@ class ProgressBar:
             return
         self._shown = now
         columns = shutil.get_terminal_size().columns if in_terminal else None
-        form = {"ncols": columns, "prefix": stage, "unit": "", "unit_scale": total >= _SCALED, "bar_format": _BAR}
-        line = tqdm.format_meter(done, total, now - self._begin, **form).rstrip()
+        form: dict[str, Any] = {"prefix": stage, "unit": "", "unit_scale": total >= _SCALED, "bar_format": _BAR}
+        line = tqdm.format_meter(done, total, now - self._begin, columns, **form).rstrip()
         is_over = done >= total or not in_terminal  # else the next line is written over it
         print(f"\r{line:<{columns - 1}}" if columns else line, end="\n" if is_over else "", file=sys.stderr, flush=True)
 

@@ -198,15 +198,16 @@ class ShardReader:
         self.path = Path(path)
         if not self.path.exists():
             raise ShardFormatError(f"{self.path}: shard file is missing")
-        self._datasets: dict[str, Dataset] = {}
+        names: list[bytes] = []
+
+        def note(name: bytes, info: Any) -> None:
+            if info.type == h5py.h5o.TYPE_DATASET:
+                names.append(name)
+
         with self._failures("the file header"), h5py.File(self.path, "r", locking=False) as file:
             self._check_header(file, graph_name, part, identity)
-
-            def note(name: bytes, info: Any) -> None:
-                if info.type == h5py.h5o.TYPE_DATASET:
-                    self._datasets[name.decode()] = self._described(file.id, name)
-
             h5py.h5o.visit(file.id, note, info=True)
+            self._datasets = {name.decode(): self._described(file.id, name) for name in names}
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
