@@ -71,10 +71,7 @@ def test_hosts_are_numbered_as_the_job_numbers_them() -> None:
     assert staging.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
     assert staging.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
     for servers in (1, 2, 3):  # one rank on each node is enough to stage by
-        assert staging.hosts_of_nodes([[0], [1]], servers) == [
-            list(range(servers)),
-            list(range(servers, 2 * servers)),
-        ]
+        assert staging.hosts_of_nodes([[0], [1]], servers) == [list(range(servers)), list(range(servers, 2 * servers))]
 
 
 def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:

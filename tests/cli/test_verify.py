@@ -59,7 +59,8 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
         flip(copy.parent / "part3/node_feat.h5", "_N/feat")
         (copy.parent / "part3/edge_feat.h5").unlink()
         (copy.parent / "part1/node_feat.h5").write_bytes((copy.parent / "part2/node_feat.h5").read_bytes())
-        shutil.copy(write_other(copy.parent / "other") / "part1/edge_feat.h5", copy.parent / "part1/edge_feat.h5")
+        write_oracle(copy.parent / "other", 4, seed=1)
+        shutil.copy(copy.parent / "other/part1/edge_feat.h5", copy.parent / "part1/edge_feat.h5")
     comm.Barrier()
     status, out, errors = verify(copy)
     assert (status, out) == (2, "")
@@ -74,11 +75,6 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
     assert len(errors) == len(expected)
     for error, pattern in zip(sorted(errors), expected, strict=True):
         assert re.search(pattern, error), error
-
-
-def write_other(directory: Path) -> Path:
-    write_oracle(directory, 4, seed=1)
-    return directory
 
 
 def add(number: int, at: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -142,14 +142,6 @@ def test_loaders_of_older_versions(dgl: ModuleType, job: SharedJob, oracle) -> N
     assert isinstance(made, dist.DistNodeDataLoader) and len(made.dataset) == len(seeds)
     for ours, more, theirs in zip(made, other, same, strict=True):
         assert torch.equal(ours[0], theirs[0]) and torch.equal(more[0], theirs[0])
-    eids = torch.arange(30)
-    edges = dgl.dataloading.EdgeDataLoader(g, eids, sampler, exclude="self", batch_size=30, num_workers=1)
-    _, pairs, _ = next(edges)
-    assert pairs.num_edges() == 30
-    with pytest.raises(StopIteration):
-        next(edges)
-    assert next(edges)[1].num_edges() == 30  # the next pass
-    edges.close()
     with pytest.raises(InvalidArgumentError, match=r"fanouts come first.*NeighborSampler\(\[10, 25\]\)"):
         dgl.dataloading.NeighborSampler(g, [10, 25], None, "cpu")
     with pytest.raises(InvalidArgumentError, match="g must be a DistGraph"):
