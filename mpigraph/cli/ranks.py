@@ -102,11 +102,11 @@ class ProgressBar:
         if total == 0 or not (done >= total or is_late):
             return
         self._shown = now
-        columns = shutil.get_terminal_size().columns if in_terminal else None
+        columns = shutil.get_terminal_size().columns - 1 if in_terminal else None
         form: dict[str, Any] = {"prefix": stage, "unit": "", "unit_scale": total >= _SCALED, "bar_format": _BAR}
         line = tqdm.format_meter(done, total, now - self._begin, columns, **form).rstrip()
         is_over = done >= total or not in_terminal  # else the next line is written over it
-        print(f"\r{line:<{columns - 1}}" if columns else line, end="\n" if is_over else "", file=sys.stderr, flush=True)
+        print(f"\r{line:<{columns}}" if columns else line, end="\n" if is_over else "", file=sys.stderr, flush=True)
 
 
 def progress_of(exchange: Exchange) -> Progress:
