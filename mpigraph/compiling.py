@@ -5,7 +5,6 @@ Numba compiles a kernel when it is first called and its cache lacks it; ``kernel
 
 import threading
 import time
-from collections.abc import Callable
 
 from mpigraph.config import launcher_rank
 from mpigraph.log import get_logger
@@ -18,14 +17,12 @@ class Report:
     """Count and report the kernels that this process compiles.
 
     Attributes:
-        tell: prints the first line in place of the log; a caller that sets it also shows :meth:`status`.
         compiled: the number of kernels.
         known: calls of kernels so far, and in all, while a job makes sure that those of training are compiled; a call
             may compile several. (0, 0) else.
     """
 
     def __init__(self) -> None:
-        self.tell: Callable[[str], None] | None = None
         self.compiled = 0
         self.known = (0, 0)
         self._lock = threading.Lock()
@@ -50,7 +47,7 @@ class Report:
             self._depth += 1
             if not self._spoke:
                 self._say(_FIRST)
-            elif self.tell is None and now - self._spoke >= _SECONDS:
+            elif now - self._spoke >= _SECONDS:
                 self._say(self.status())
 
     def end(self) -> None:
@@ -63,9 +60,7 @@ class Report:
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
-        if self.tell is not None:
-            self.tell(text)
-        elif launcher_rank() == 0:  # the others wait for the same kernels
+        if launcher_rank() == 0:  # the others wait for the same kernels
             get_logger().warning(text)
         else:
             get_logger().info(text)

@@ -8,19 +8,21 @@ from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
+from mpigraph.errors import InvalidArgumentError
+
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups uses such numbers for "no limit"
 
 
 def as_bytes(text: str) -> int:
     """Return a size such as 8GiB, 8G (the same, as for Slurm), 500MB or 1000000 in bytes.
 
-    Raises ValueError for any other text.
+    Raises InvalidArgumentError for any other text.
     """
     units = {"": 1, "B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
     units |= {f"{p}{end}": 1024**i for i, p in enumerate("KMGT", 1) for end in ("", "iB")}
     size = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
     if size is None or size[2] not in units:
-        raise ValueError(f"expected a size such as 8GiB or 500MB (got {text!r})")
+        raise InvalidArgumentError(f"expected a size such as 8GiB or 500MB (got {text!r})")
     return int(Fraction(size[1]) * units[size[2]])
 
 

@@ -1,5 +1,6 @@
 """What is said while kernels are compiled."""
 
+import re
 from itertools import count
 from types import SimpleNamespace
 
@@ -27,13 +28,5 @@ def test_a_log_has_a_line_at_first_and_then_now_and_then(monkeypatch: pytest.Mon
     assert lines[0].startswith("compiling kernels (first use)") and 2 <= len(lines) <= 6
     assert all(line.startswith("compiling kernels: ") for line in lines[1:])
     assert report.compiled == 6 and report.status() == ""
-
-
-def test_who_shows_the_status_gets_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "get_logger", lambda: None)
-    report, lines = Report(), []
-    report.tell = lines.append
     report.begin()
-    assert len(lines) == 1 and report.status() == "compiling kernels: 0 done, 0 s"
-    report.end()
-    assert report.status() == ""
+    assert re.fullmatch(r"compiling kernels: 6 done, \d+ s", report.status())

@@ -17,7 +17,6 @@ The first trainer lists the folder, writes manifests and removes checkpoints.
 """
 
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -43,7 +42,7 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, same, share_bytes, together
 from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.messages import Comm
-from mpigraph.storage.files import NewFile, read_text, temporary_name
+from mpigraph.storage.files import NewFile, checksum, read_text, temporary_name
 from mpigraph.storage.format import storage_dtype
 
 MANIFEST = "manifest.json"
@@ -161,11 +160,6 @@ class Manifest:
 
 
 _LISTS = {"tensors": Tensor, "rows": TensorRows, "own": Own}
-
-
-def checksum(content: dict[str, Any]) -> str:
-    """Return the checksum of a manifest's content without it."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class Peers:

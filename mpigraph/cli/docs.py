@@ -35,11 +35,13 @@ def docs(options: Docs) -> int:
         f"<h1>mpigraph {library.__version__}</h1><p>The public names. The tutorial: python -m mpigraph examples DIR</p>"
     ]
     for page, module in pages.items():
+        about = inspect.getdoc(module) or page
         entries = [_entry(page, name, getattr(module, name), places) for name in _names(module)]
-        text = f'<p><a href="index.html">all pages</a></p><h1>{page}</h1>{_html(inspect.getdoc(module) or "", places)}'
+        text = f'<p><a href="index.html">all pages</a></p><h1>{page}</h1>{_html(about, places)}'
         _write(folder / f"{page}.html", page, text + "\n".join(entries))
         links = ", ".join(f'<a href="{page}.html#{name}">{name}</a>' for name in _names(module))
-        index.append(f'<h2><a href="{page}.html">{page}</a></h2>{_html(_first_line(module), places)}<p>{links}</p>')
+        first = _html(about.splitlines()[0], places)
+        index.append(f'<h2><a href="{page}.html">{page}</a></h2>{first}<p>{links}</p>')
     _write(folder / "index.html", "mpigraph", "\n".join(index))
     print(folder / "index.html")
     return 0
@@ -62,10 +64,6 @@ def _public(module: ModuleType) -> dict[str, ModuleType]:
 
 def _names(module: ModuleType) -> list[str]:
     return sorted(name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType))
-
-
-def _first_line(value: object) -> str:
-    return (inspect.getdoc(value) or "").partition("\n")[0]
 
 
 def _entry(page: str, name: str, value: Any, places: dict[str, str]) -> str:

@@ -1,9 +1,7 @@
 """``doctor`` says before the first job whether one can run on these nodes, ``report`` after a job why it was slow."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from mpigraph.trace import span
 
 _LEAST = 64 << 20  # bytes of a node for a graph: many containers have so few in /dev/shm
 _NUMBER = 4096  # of the words of a request for neighbours
+_REPEATS = 9
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 
 
@@ -103,6 +102,7 @@ def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
     from mpigraph.mpi.agree import allgather_bytes
     from mpigraph.mpi.hosts import Hosts
     from mpigraph.mpi.messages import HEAD
+    from mpigraph.mpi.wait import until
     from mpigraph.sampling.exchanges import open_exchange
 
     def answer(words: I64) -> I64:
@@ -115,26 +115,17 @@ def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
     seconds = np.zeros(1)
     if world.is_trainer:
         asked = {rank: np.full(1 + _NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
-        seconds[:] = _seconds(partial(exchange.ask, asked, lambda: None, "the trial"))
+        spent = []
+        for _ in range(_REPEATS):
+            with span("measure") as timed:
+                exchange.ask(asked, lambda: None, "the trial")
+            spent.append(timed.seconds)
+        seconds[:] = np.median(spent)
         exchange.leave()
-    with world.watch("asking for neighbours"):
-        request = world.comm.Ibarrier()
-        while not request.Test():
-            if not any([hosts.progress(), exchange.progress()]):
-                time.sleep(1e-5)
-        slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
+    until(world.comm.Ibarrier().Test, moves=lambda: any([hosts.progress(), exchange.progress()]))
+    slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
     text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _NUMBER)} to and from each host of other nodes"
     yield f"neighbours, {exchange.name}", text
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """Return the median seconds of some calls."""
-    spent = []
-    for _ in range(9):
-        with span("measure") as timed:
-            work()
-        spent.append(timed.seconds)
-    return float(np.median(spent))
 
 
 def report(options: Report) -> int:

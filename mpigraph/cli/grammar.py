@@ -39,12 +39,8 @@ def _overwrite(where: str = "another graph in --out") -> Any:
     return option(f"write over {where} (default: refuse)", default=False)
 
 
-def _scratch(more: str = "") -> Any:
-    return option(f"directory of temporary files{more} (default: --out)", "DIR")
-
-
-def _servers(default: str = "MPIGRAPH_NUM_SERVERS, else 1") -> Any:
-    return option(f"servers on each node; 0: trainers host the graph (default: {default})", "N")
+def _servers() -> Any:
+    return option("servers on each node; 0: trainers host the graph (default: MPIGRAPH_NUM_SERVERS, else 1)", "N")
 
 
 def _json() -> Any:
@@ -72,7 +68,8 @@ class Generate:
     overwrite: bool = _overwrite()
 
 
-_TABLES = {"section": "csv and parquet files"}
+def _table(text: str, metavar: str | None = None, default: Any = None, **more: Any) -> Any:
+    return option(text, metavar, default, section="csv and parquet files", **more)
 
 
 @dataclass
@@ -90,13 +87,10 @@ class Partition:
         "such as nodes.csv and edges.csv (examples/README.md; examples/inputs.md has recipes for other formats)",
     )
     out: str = _out()
-    parts: int | None = option(
-        "number of parts; without it and --method an INPUT that is partitioned keeps its own", "N"
-    )
+    parts: int | None = option("number of parts (default: those of an INPUT that is partitioned)", "N")
     method: str | None = option("how nodes are assigned to parts (metis)", "random|metis|multilevel")
     assignment: str | None = option(
-        "parts made elsewhere: a .npy file or a text file with the part of each node, or a folder with a file for each "
-        "node type (examples/README.md)",
+        "parts made elsewhere: a .npy or text file with the part of each node, or a folder with one for each node type",
         "PATH",
     )
     balance_train: bool = option("spread the training nodes evenly", default=False)
@@ -104,65 +98,57 @@ class Partition:
     seed: int = option("equal seeds give equal parts (%(default)s)", default=0)
     name: str | None = option("name of the graph (default: name of INPUT)", "NAME")
     undirected: bool = option(
-        "add the reverse of every edge: within a type to the same relation, else as a relation rev_<name>",
-        default=False,
+        "add the reverse of every edge: within a type to its relation, else as a relation rev_<name>", default=False
     )
     add_reverse: bool = option("add the reverse of every relation as a relation rev_<name>", default=False)
     feat_dtype: Sequence[str] = option(
-        "store features in 16 bits, as float16 or bfloat16; they are read as what they were. All float features with "
-        "rows of numbers, or those that are named (may be repeated)",
+        "store float features in 16 bits, float16 or bfloat16, and read them as they were: all with rows of numbers, "
+        "or those that are named (may be repeated)",
         "[NAME=]DTYPE",
         (),
     )
-    memory: str | None = option(
-        "what a rank may take, such as 8GiB (default: its share of the node's free memory)", "SIZE"
+    memory: str | None = option("what a rank may take, such as 8GiB (default: its share of free memory)", "SIZE")
+    scratch: str | None = option(
+        "directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, the features "
+        "(default: --out)",
+        "DIR",
     )
-    scratch: str | None = _scratch(", as large as the edges and, of parquet, HDF5 and partitioned input, the features")
     resume: bool = option(
-        "after a run that was killed: verify the parts that it has completed, and write only the others; with another "
-        "input or other options, and of a finished graph, all are written (without --resume the assignment of nodes is "
-        "taken up, and all parts are written)",
+        "after a run that was killed: keep the complete parts of the same input and options, verified, and write only "
+        "the others (default: keep the assignment of nodes alone)",
         default=False,
     )
     overwrite: bool = _overwrite()
     json: bool = _json()
-    nodes: Sequence[str] = option(
-        "a file of nodes beside a file of edges: ids, features, labels, masks (may be repeated, as nodes_TYPE.csv for "
-        "each type); or a number: ids are 0 to N-1 (default: nodes are numbered by the ids of edges)",
+    nodes: Sequence[str] = _table(
+        "a file of nodes beside a file of edges, with ids, features, labels, masks (may be repeated, as nodes_TYPE.csv "
+        "for each type); or a number: ids are 0 to N-1 (default: the nodes that edges name)",
         "FILE|N",
         (),
-        **_TABLES,
     )
-    columns: Sequence[str] = option(
-        "feature NAME is of this column, or has these side by side (patterns such as 'f*'); NAME id, src or dst: the "
-        "column with the ids of nodes or of the ends of edges (may be repeated)",
+    columns: Sequence[str] = _table(
+        "feature NAME is of this column, or has these side by side (patterns such as 'f*'); NAME id, src or dst: "
+        "the ids of nodes or of the ends of edges (may be repeated)",
         "NAME=COLUMN[,COLUMN]",
         (),
-        **_TABLES,
     )
-    types: Sequence[str] = option(
+    types: Sequence[str] = _table(
         "a column is of this dtype, such as float32; string: ids stay as they are written, other columns are left out "
-        "(default: what all of its values are; may be repeated)",
+        "(default: what its values are; may be repeated)",
         "COLUMN=DTYPE",
         (),
-        **_TABLES,
     )
-    categories: Sequence[str] = option(
-        "a column of names is numbered in the order of the names (may be repeated)", "COLUMN", (), **_TABLES
+    categories: Sequence[str] = _table("number a column of names in their order (may be repeated)", "COLUMN", ())
+    fill: Sequence[str] = _table(
+        "what rows without a value get, of numbers (default: NaN; may be repeated)", "COLUMN=NUMBER|mean", ()
     )
-    fill: Sequence[str] = option(
-        "what rows without a value get, of numbers (default: NaN; may be repeated)", "COLUMN=NUMBER|mean", (), **_TABLES
-    )
-    no_header: bool = option(
+    no_header: bool = _table(
         "text has no line of names: columns are src, dst, column2 and so on, of nodes id, column1 and so on",
         default=False,
-        **_TABLES,
     )
-    decimal: str = option("what stands in numbers before a fraction", default=".", choices=(".", ","), **_TABLES)
-    node_type: str | None = option("the column of a table of nodes that has the type of each", "COLUMN", **_TABLES)
-    edge_type: str | None = option(
-        "the column of a table of edges that has the name of the relation of each", "COLUMN", **_TABLES
-    )
+    decimal: str = _table("what stands in numbers before a fraction", default=".", choices=(".", ","))
+    node_type: str | None = _table("the column of a table of nodes that has the type of each", "COLUMN")
+    edge_type: str | None = _table("the column of a table of edges that has the relation of each", "COLUMN")
 
 
 @dataclass
@@ -175,7 +161,6 @@ class Export:
 
     part_config: str = _part_config()
     out: str = _out()
-    scratch: str | None = _scratch()
     overwrite: bool = _overwrite("another export in --out")
 
 
@@ -328,8 +313,8 @@ class Docs:
 
 
 GROUPS: dict[str, dict[type, str]] = {  # commands, which have the names of their classes, and the modules of these
-    "graphs": {Generate: "graphs", Partition: "partition", Export: "graphs", Info: "info", Verify: "info"},
-    "jobs": {Launch: "launch", Copy: "copy", Stage: "stage", Doctor: "doctor", Run: "scripts", Report: "doctor"},
+    "graphs": {Generate: "partition", Partition: "partition", Export: "partition", Info: "info", Verify: "info"},
+    "jobs": {Launch: "launch", Copy: "launch", Stage: "stage", Doctor: "doctor", Run: "scripts", Report: "doctor"},
     "to begin with": {Examples: "scripts", Slurm: "scripts", Docs: "docs"},
 }
 STATUSES = {

@@ -1,11 +1,10 @@
 """``python -m mpigraph info``: describe a partitioned graph and the load of its parts; ``verify``: check its files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I64
 from mpigraph.cli.grammar import Info, Verify
 from mpigraph.cli.main import fail, printable, show, table
 from mpigraph.cli.ranks import progress_of, read_config, working_ranks
@@ -30,25 +29,25 @@ def info(options: Info, comm: Any = None) -> int:
     """
     with working_ranks("info", comm) as exchange:
         config = read_config(exchange, options.part_config)
-        content = _collect(exchange, config)
+        parts = _of_parts(exchange, config, "read parts", _part)
         if exchange.rank == 0:
+            content = _graph(config) | {"parts": parts}
             show(content, "" if options.json else _as_text(content))
     return 0
 
 
 @collective("ranks")
-def _collect(exchange: Exchange, config: PartConfig) -> dict[str, Any]:
-    memory = host_memory(config, config.book).tolist()
-    with PartFiles(config) as files, progress_of(exchange) as told:
+def _of_parts(exchange: Exchange, config: PartConfig, stage: str, look: Callable[[PartFiles, int], Any]) -> list[Any]:
+    """Return what ``look`` says of each part; the ranks divide the parts."""
+    files, progress = PartFiles(config), progress_of(exchange)
 
-        def read(part: int) -> dict[str, Any]:
-            told("read parts", part, config.num_parts)
-            return _part(files, part) | {"host_memory": memory[part]}
+    def of_part(part: int) -> Any:
+        progress(stage, part, config.num_parts)
+        return look(files, part)
 
-        all_parts = exchange.map(f"reading the parts of {config.path}", config.num_parts, read)
-        told("read parts", config.num_parts, config.num_parts)
-    quality = _quality(config, sum(part["cut_edges"] for part in all_parts))
-    return _graph(config) | quality | {"parts": all_parts, "memory": _memory(config)}
+    of_parts = exchange.map(f"reading the parts of {config.path}", config.num_parts, of_part)
+    progress(stage, config.num_parts, config.num_parts)
+    return of_parts
 
 
 def _part(files: PartFiles, part: int) -> dict[str, Any]:
@@ -56,24 +55,23 @@ def _part(files: PartFiles, part: int) -> dict[str, Any]:
     book = config.book
     schema = config.schema
     files.check(part)
-    halo = {}
-    cut_edges = 0
-    for t, ntype in enumerate(schema.ntypes):
-        halo[ntype], edges = remote_sources(files, part, t)
-        cut_edges += edges
+    remote = [remote_sources(files, part, t) for t in range(len(schema.ntypes))]
     return {
         "part": part,
         "nodes": {ntype: len(range(*book.node_range(part, t))) for t, ntype in enumerate(schema.ntypes)},
         "edges": dict(zip(schema.relation_keys, np.diff(book.edge_table)[:, part].tolist(), strict=True)),
-        "cut_edges": cut_edges,
-        "halo": halo,
+        "cut_edges": sum(edges for _, edges in remote),
+        "halo": {ntype: nodes for ntype, (nodes, _) in zip(schema.ntypes, remote, strict=True)},
         "bytes_on_disk": _bytes_on_disk(config, part),
+        "host_memory": int(host_memory(config, book)[part]),
     }
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
     book = config.book
     schema = config.schema
+    edges = np.diff(book.edge_table).sum(axis=0)
+    of_edges = round(float(edges.max() * edges.size / max(edges.sum(), 1)), 4)
     return {
         "path": str(config.path),
         "graph_name": config.graph_name,
@@ -84,24 +82,10 @@ def _graph(config: PartConfig) -> dict[str, Any]:
         "num_edges": dict(zip(schema.relation_keys, book.edge_table[:, -1].tolist(), strict=True)),
         "node_features": {ntype: _features(config.node_features[ntype]) for ntype in schema.ntypes},
         "edge_features": {key: _features(config.edge_features[key]) for key in schema.relation_keys},
+        **config.report,
+        "balance": config.report["balance"] | {"edges": of_edges},
+        "memory": _memory(config),
     }
-
-
-def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
-    book = config.book
-    schema = config.schema
-    num_edges = int(book.edge_table[:, -1].sum())
-    balance = {}
-    for t, ntype in enumerate(schema.ntypes):
-        balance[f"nodes {ntype}" if len(schema.ntypes) > 1 else "nodes"] = _balance(np.diff(book.node_offsets[t]))
-    balance["edges"] = _balance(np.diff(book.edge_table).sum(axis=0))
-    balance = config.report.get("balance", {}) | balance  # of classes of nodes, which the parts do not tell
-    fraction = round(cut_edges / max(num_edges, 1), 4)
-    return {"edges_cut": cut_edges, "edge_cut_fraction": fraction, "balance": balance}
-
-
-def _balance(loads: I64) -> float:
-    return round(float(np.max(loads) * loads.size / max(int(np.sum(loads)), 1)), 4)
 
 
 def _memory(config: PartConfig) -> dict[str, Any]:
@@ -175,47 +159,16 @@ def verify(options: Verify, comm: Any = None) -> int:
     Raises MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
     """
     with working_ranks("verify", comm) as exchange:
-        return _verify(exchange, options)
-
-
-@collective("ranks")
-def _verify(exchange: Exchange, options: Verify) -> int:
-    config = read_config(exchange, options.part_config)
-    bad: list[str] = []
-    sums = np.zeros(len(config.schema.relations), np.uint64)
-    with exchange.together(f"verifying {config.path}"):
-        own_parts = range(exchange.rank, config.num_parts, exchange.size)
-        total = sum(_bytes_on_disk(config, part) for part in own_parts)
-        done = 0
-        with PartFiles(config) as files, progress_of(exchange) as told:
-
-            def advance(nbytes: int) -> None:
-                nonlocal done
-                done += nbytes
-                told("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
-
-            advance(0)
-            for part in own_parts:
-                audit = audit_part(files, part, advance)
-                bad += audit.bad
-                sums += audit.sums
-            told("verify (bytes)", total, total)
-    own = [line.encode(errors="backslashreplace").decode() for line in bad]
-    results = exchange.gather_json([own, sums.tolist(), total])
-    lines = [line for bad, _, _ in results for line in bad]
-    sums = np.array([rank_sums for _, rank_sums, _ in results], np.uint64).sum(axis=0)
-    total = sum(rank_total for *_, rank_total in results)
-    if not lines:  # else the sums lack unreadable datasets
-        wrong = map(config.schema.relation_key, np.flatnonzero(sums).tolist())
-        lines = [f"{config.path}: the out-degrees of {key} in its parts are not those of their edges" for key in wrong]
-    if exchange.rank == 0:
-        for line in lines:
-            fail("verify", line)
-        number = sum(map(len, config.files))
-        text = f"{config.path}: {number} files, {in_units(total)}, all checksums right"
-        if options.json or not lines:
-            show({"files": number, "bytes": total, "bad": lines}, "" if options.json else text)
-    return 2 if lines else 0
+        config = read_config(exchange, options.part_config)
+        bad = [line for lines in _of_parts(exchange, config, "verify parts", audit_part) for line in lines]
+        if exchange.rank == 0:
+            for line in bad:
+                fail("verify", line)
+            files, nbytes = sum(map(len, config.files)), sum(_bytes_on_disk(config, k) for k in range(config.num_parts))
+            if options.json or not bad:
+                text = f"{config.path}: {files} files, {in_units(nbytes)}, all checksums right"
+                show({"files": files, "bytes": nbytes, "bad": bad}, "" if options.json else text)
+    return 2 if bad else 0
 
 
 def _bytes_on_disk(config: PartConfig, part: int) -> int:

@@ -1,11 +1,17 @@
-"""``python -m mpigraph launch``: start a job by the arguments of DGL's ``launch.py``, without its ssh sessions.
+"""``launch`` and ``copy``: DGL's ``launch.py`` and ``copy_files.py`` by their own arguments.
 
-It turns DGL's arguments into one ``srun`` or ``mpiexec`` command and *becomes* that command (``exec``): signals reach
-the launcher directly, and its exit status is this command's.
+``launch`` starts a job without ssh sessions of its own: it turns DGL's arguments into one ``srun`` or ``mpiexec``
+command and *becomes* that command (``exec``): signals reach the launcher directly, and its exit status is this
+command's. ``env`` sets the job's variables in front of the user's command for every launcher alike, because launchers
+pass on arguments as they are, while their flags for variables change some values (``srun --export`` splits at commas,
+Open MPI's ``-x`` removes quotes).
 
-A command is a list of arguments; no shell reads it, and signals reach the script. ``env`` sets the job's variables in
-front of the user's command for every launcher alike, because launchers pass on arguments as they are, while their flags
-for variables change some values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
+``copy`` brings parts and scripts to the hosts. The k-th of N hosts gets the parts that it will read: part k where there
+are as many parts as hosts. The configuration is copied last and unchanged, since it names the files relative to itself.
+
+Commands are lists of arguments that no shell reads. Only ssh runs one, on the remote side: it joins its arguments with
+spaces and lets the user's shell there split them again, so every word for ssh is quoted. rsync sends paths past that
+shell (``--protect-args``).
 
 ``ip_config.txt``, DGL's list of machines, has one ``ADDRESS [PORT]`` on each line. Only addresses and host names pass:
 they end up in host lists, where a comma or a colon has a meaning, and beside options, where a leading dash has one.
@@ -16,27 +22,29 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mpigraph.cli.grammar import HostOptions, Launch
+from mpigraph.cli.grammar import Copy, HostOptions, Launch
 from mpigraph.cli.main import note, pairs
 from mpigraph.config import slurm_allocation
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.store.host_ranges import parts_of_hosts
 
-_VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
+_VERSIONS = {
+    "hydra": "HYDRA build details",
+    "intel": r"Intel\(R\) MPI",
+    "openmpi4": r"\((Open MPI|OpenRTE)\) [1-4]\.",
+    "openmpi5": r"\((Open MPI|OpenRTE|PRRTE)\)",  # PRRTE has versions of its own, from 1
+}
+_HERE = ("localhost", "127.0.0.1", "::1")
 _VERSION_TIMEOUT = 20  # seconds
-_HOST = re.compile(r"[a-z0-9_:][a-z0-9_.:%-]*")
-
-
-class Host(NamedTuple):
-    """A host name or address as it was written, and its file and line, for messages."""
-
-    name: str
-    where: str
+_HOST = re.compile(r"[a-zA-Z0-9_:][a-zA-Z0-9_.:%-]*")
 
 
 def ssh_options(options: HostOptions) -> list[str]:
@@ -45,21 +53,7 @@ def ssh_options(options: HostOptions) -> list[str]:
     return [*(["-p", str(port)] if port is not None else []), *(["-l", user] if user else [])]
 
 
-def slurm_nodes(hosts: Sequence[Host]) -> int:
-    """Return the number of nodes of the allocation to use: one for each host, or all where no host is named.
-
-    Slurm has its own names of nodes, so ``ip_config.txt`` only gives their number. Raises InvalidArgumentError if there
-    are fewer.
-    """
-    allocation = slurm_allocation()
-    available = allocation.nodes if allocation else 1
-    if len(hosts) > available:
-        too_many = f"{len(hosts)} hosts, but the Slurm allocation has {available} node(s)"
-        raise InvalidArgumentError(f"{hosts[-1].where}: {too_many}")
-    return len(hosts) or available
-
-
-def read_hosts(path: Path) -> list[Host]:
+def read_hosts(path: Path) -> list[str]:
     """Read the machines of a job; ``#`` begins a comment. MPI chooses its own ports.
 
     Raises InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
@@ -67,25 +61,18 @@ def read_hosts(path: Path) -> list[Host]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not a text file: {error}"
-        raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {reason}") from error
-    hosts: dict[str, Host] = {}
+        raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {error}") from error
+    hosts: list[str] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
-        where = f"{path}:{number}"
-        if not words:
-            continue
-        if len(words) > 2:
-            raise InvalidArgumentError(f"{where}: expected 'ADDRESS [PORT]' (got {line.strip()!r})")
-        key = words[0].lower()
-        if not _HOST.fullmatch(key):
-            raise InvalidArgumentError(f"{where}: neither an address nor a host name: {words[0]!r}")
-        if key in hosts:
-            raise InvalidArgumentError(f"{where}: {words[0]} is already on {hosts[key].where}")
-        hosts[key] = Host(words[0], where)
+        if words and (len(words) > 2 or not _HOST.fullmatch(words[0]) or words[0].lower() in map(str.lower, hosts)):
+            raise InvalidArgumentError(
+                f"{path}:{number}: expected 'ADDRESS [PORT]', each host once (got {line.strip()!r})"
+            )
+        hosts += words[:1]
     if not hosts:
         raise InvalidArgumentError(f"{path}: names no host")
-    return [*hosts.values()]
+    return hosts
 
 
 def launch(options: Launch) -> int:
@@ -141,16 +128,17 @@ def _words(what: str, text: str) -> list[str]:
 
 class _Job(NamedTuple):
     ranks: int  # on each host
-    hosts: list[Host]
+    hosts: list[str]
     workspace: str
     ssh: str  # mpiexec's arguments of ssh
     tail: list[str]  # the user's flags of the launcher, variables and command
 
 
 def _srun(program: str, job: _Job) -> list[str]:
-    nodes = slurm_nodes(job.hosts)
-    allocation = slurm_allocation()
-    cpus = allocation.cpus if allocation else 0
+    available, cpus = slurm_allocation() or (1, 0)
+    nodes = len(job.hosts) or available  # Slurm has its own names of them
+    if nodes > available:
+        raise InvalidArgumentError(f"{nodes} hosts, but the Slurm allocation has {available} node(s)")
     return [
         program,
         f"--nodes={nodes}",
@@ -169,7 +157,7 @@ def _srun(program: str, job: _Job) -> list[str]:
 def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
     size = str(len(job.hosts) * job.ranks)
     if family.startswith("openmpi"):
-        hosts = ",".join(f"{host.name}:{job.ranks}" for host in job.hosts)
+        hosts = ",".join(f"{host}:{job.ranks}" for host in job.hosts)
         # without it, Open MPI binds all threads of a rank to one core
         placement = ["--host", hosts, "--map-by", f"ppr:{job.ranks}:node", "-np", size, "--bind-to", "none"]
         ssh = ["--mca", "plm_rsh_args"] if family == "openmpi4" else ["--prtemca", "plm_ssh_args"]
@@ -180,7 +168,7 @@ def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
     if job.ssh:
         name = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if family == "intel" else "HYDRA_LAUNCHER_EXTRA_ARGS"
         variables[name] = job.ssh
-    placement = ["-hosts", ",".join(host.name for host in job.hosts), "-ppn", str(job.ranks), "-n", size]
+    placement = ["-hosts", ",".join(job.hosts), "-ppn", str(job.ranks), "-n", size]
     return [*_env(variables), program, *placement, "-wdir", job.workspace, *job.tail]
 
 
@@ -191,42 +179,82 @@ def _env(variables: Mapping[str, str]) -> list[str]:
 def _find_launcher(mpiexec: str) -> tuple[str, str]:
     """Return the family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the launcher to use."""
     if slurm_allocation() and not mpiexec:
-        srun = shutil.which("srun")
-        if srun is None:
-            raise InvalidArgumentError("in a Slurm allocation (SLURM_JOB_ID is set), but there is no srun on PATH")
-        return "srun", srun
-    program = _find_mpiexec(mpiexec)
-    version = _version_of(program)
+        return "srun", shutil.which("srun") or "srun"
+    beside = str(Path(sys.executable).parent)  # a wheel's comes first
+    usual = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
+    program = shutil.which(mpiexec) if mpiexec else usual
+    if program is None:
+        where = f"beside {sys.executable} or on PATH"
+        no_usual = f"no launcher: no mpiexec {where}, and this is no Slurm allocation"
+        raise InvalidArgumentError(f"--mpiexec {mpiexec}: no such program" if mpiexec else no_usual)
+    asked = [program, "--version"]
+    done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False)
+    version = (done.stdout + done.stderr).decode(errors="replace")
     family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
     if family is None:
         line = version.strip().splitlines()[0] if version.strip() else "nothing"
         raise InvalidArgumentError(f"{program} is of an unknown MPI library (--version says {line!r})")
-    if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
-        family = "openmpi4" if re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version) else "openmpi5"
     return family, program
 
 
-def _find_mpiexec(named: str) -> str:
-    """Return the named mpiexec; else a wheel's, beside this Python; else the first on ``PATH``."""
-    if named:
-        program = shutil.which(named)
-        if program is None:
-            raise InvalidArgumentError(f"--mpiexec {named}: no such program")
-        return program
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
-    if program is None:
-        where = f"beside {sys.executable} or on PATH"
-        raise InvalidArgumentError(f"no launcher: no mpiexec {where}, and this is no Slurm allocation")
-    return program
+class _Site:
+    """A host: this machine, or one that is reached by ssh, with rsync at both ends."""
+
+    def __init__(self, host: str, options: Copy) -> None:
+        self.name = host
+        self.is_here = host in (*_HERE, socket.gethostname())
+        self._ssh = ["ssh", *ssh_options(options)]
+
+    def run(self, words: Sequence[str]) -> list[str]:
+        """Return the command that runs words on the host; with quotes, since a remote shell splits them."""
+        return list(words) if self.is_here else [*self._ssh, self.name, shlex.join(words)]
+
+    def send(self, sources: Sequence[str], directory: str) -> list[str]:
+        """Return the command that copies files or folders (absolute paths) into a directory."""
+        options = ["-a", "--partial", "--protect-args"]
+        if self.is_here:
+            return ["rsync", *options, "--", *sources, f"{directory}/"]
+        target = f"[{self.name}]" if ":" in self.name else self.name
+        return ["rsync", *options, "-e", shlex.join(self._ssh), "--", *sources, f"{target}:{directory}/"]
 
 
-def _version_of(program: str) -> str:
-    command = [program, "--version"]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InvalidArgumentError(f"{program} --version: {error}") from error
-    return (done.stdout + done.stderr).decode(errors="replace")
+def copy(options: Copy) -> int:
+    """Copy a graph and scripts to all hosts; return the exit status."""
+    workspace, scripts = os.path.normpath(options.workspace), options.script_folder
+    if not os.path.isabs(workspace):
+        raise InvalidArgumentError(f"--workspace must be an absolute path, the same on every host (got {workspace!r})")
+    if scripts is not None and not os.path.isdir(scripts):
+        raise InvalidArgumentError(f"--script_folder: no such directory: {scripts!r}")
+    config = PartConfig.read(os.path.abspath(options.part_config))
+    if options.ip_config is None:
+        raise InvalidArgumentError("--ip_config is needed (inside of Slurm, 'stage' copies to the nodes' disks)")
+    sites = [_Site(host, options) for host in read_hosts(Path(options.ip_config))]
+    data = os.path.normpath(os.path.join(workspace, options.rel_data_path))
+    for_all = [(workspace, [os.path.abspath(scripts)])] if scripts is not None else []
+    for_all.append((data, [str(config.path)]))
+    commands: list[tuple[str, list[str]]] = []  # all before the first one runs, so that every error shows before
+    for index, site in enumerate(sites):
+        files = _files_of(config, data, index, len(sites))
+        # a host that cannot be reached shows before the first copy
+        commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data, *files])))
+        commands += [(site.name, site.send(sources, where)) for where, sources in (*files.items(), *for_all)]
+    for name, argv in commands:
+        print(shlex.join(argv), flush=True)
+        if options.dry_run:
+            continue
+        status = subprocess.run(argv, check=False).returncode
+        if status != 0:
+            raise MPIGraphError(f"copying to {name} failed: {argv[0]} ended with status {status}")
+    return 0
+
+
+def _files_of(config: PartConfig, data: str, host: int, num_hosts: int) -> dict[str, list[str]]:
+    """Return the parts' files that a host needs, by the directory on the host that they go to."""
+    files: dict[str, list[str]] = {}
+    for part in parts_of_hosts([host], num_hosts, config.num_parts):
+        for kind, name in config.files[part].items():
+            source = os.path.abspath(config.part_path(part, kind))
+            if not os.path.isfile(source):
+                raise PartitionError(f"{source}: no such file (part {part} of {config.path})")
+            files.setdefault(os.path.join(data, os.path.dirname(name)), []).append(source)
+    return files

@@ -15,13 +15,14 @@ from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 from mpigraph.cli.grammar import GROUPS, STATUSES
 from mpigraph.config import launch, launcher_rank, log_at
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.log import set_identity
 
+T = TypeVar("T")
 QUIET = ContextVar("quiet", default=False)  # print results and errors alone
 _PATIENCE = 5.0  # seconds
 
@@ -53,6 +54,11 @@ def pairs(option: str, form: str, texts: Sequence[str]) -> dict[str, str]:
     if len(split) < len(texts) or "" in split or not all("=" in text for text in texts):
         raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(texts)})")
     return split
+
+
+def chosen(cls: type[T], options: Mapping[str, Any]) -> T:
+    """Return an object of a dataclass whose fields are options of a command, by name."""
+    return cls(**{of.name: options[of.name] for of in fields(cls) if of.name in options})  # type: ignore[arg-type]
 
 
 COMMANDS = {cls.__name__.lower(): (cls, module) for group in GROUPS.values() for cls, module in group.items()}

@@ -1,26 +1,29 @@
-"""``python -m mpigraph partition``: partition a graph on disk into shards."""
+"""``generate`` writes a graph, ``partition`` cuts one into shards, ``export`` writes it in its original order again."""
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.cli.grammar import Partition
-from mpigraph.cli.main import note, pairs, printable, show
+from mpigraph.cli.grammar import Export, Generate, Partition
+from mpigraph.cli.main import chosen, note, pairs, printable, show
 from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.layout import TableOptions
+from mpigraph.formats.original import write_npy
 from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
-from mpigraph.memory import as_bytes, free_memory, held_memory
+from mpigraph.memory import as_bytes, free_memory, held_memory, in_units
 from mpigraph.partition.assign import Forecast, check_memory, check_options
 from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.shuffle import carried_bytes
@@ -35,6 +38,30 @@ _LISTED = 20  # things left out that a line names: thousands of tables may lack 
 _ENDINGS = re.compile(r"\.(npz|json|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.(gz|bz2))?)$", re.IGNORECASE)
 
 
+def generate(options: Generate) -> int:
+    """Write a generated graph; return the exit status."""
+    with working_ranks("generate") as exchange:
+        with exchange.together("checking the options"):
+            recipe = chosen(Recipe, vars(options))
+        with exchange.together("generating a graph"):
+            if exchange.rank == 0:
+                path = write_graph(recipe, options.out, progress_of(exchange), options.overwrite)
+                edges = 2 * recipe.num_pairs
+                print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
+    return 0
+
+
+def export(options: Export) -> int:
+    """Write a partitioned graph in its original order; return the exit status."""
+    with working_ranks("export") as exchange:
+        with exchange.together(f"exporting {options.part_config}"):
+            check_writable(options.out)
+            if exchange.rank == 0:
+                progress = progress_of(exchange)
+                print(write_npy(options.part_config, options.out, None, progress, options.overwrite))
+    return 0
+
+
 def partition(options: Partition) -> int:
     """Partition a graph; return the exit status."""
     name = options.name or _ENDINGS.sub("", Path(options.input).resolve().name)
@@ -47,7 +74,7 @@ def partition(options: Partition) -> int:
             parts = 1 if options.parts is None else options.parts
             method = options.method or _METHOD
             check_options(name, parts, method, seed=options.seed)  # reading may take minutes
-            memory = None if options.memory is None else _memory_of_rank(options.memory)
+            memory = None if options.memory is None else as_bytes(options.memory)
             feat_dtype = _feat_dtype(options.feat_dtype) if options.feat_dtype else None
             nearest = check_writable(options.out)
             scratch = options.scratch
@@ -69,24 +96,23 @@ def partition(options: Partition) -> int:
         foreseen = _check_memory(work, memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
-        with progress_of(exchange) as progress:
-            result = partition_source(
-                source,
-                name,
-                num_parts,
-                options.out,
-                method,
-                balance_classes=classes,
-                balance_edges=options.balance_edges,
-                seed=options.seed,
-                assignment=assignment,
-                progress=progress,
-                exchange=exchange,
-                scratch=Scratch(folder, mapping=foreseen.mapping),
-                resume=options.resume,
-                feat_dtype=feat_dtype,
-                overwrite=options.overwrite,
-            )
+        result = partition_source(
+            source,
+            name,
+            num_parts,
+            options.out,
+            method,
+            balance_classes=classes,
+            balance_edges=options.balance_edges,
+            seed=options.seed,
+            assignment=assignment,
+            progress=progress_of(exchange),
+            exchange=exchange,
+            scratch=Scratch(folder, mapping=foreseen.mapping),
+            resume=options.resume,
+            feat_dtype=feat_dtype,
+            overwrite=options.overwrite,
+        )
         if exchange.rank == 0:
             _show_result(result, method, [*left_out], options)
     return 0
@@ -98,16 +124,12 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
     if len(counts) > 1 or (counts and files):
         raise InvalidArgumentError(f"--nodes is one number, or files (got {' and '.join(options.nodes)})")
     columns = pairs("--columns", "NAME=COLUMN", options.columns)
-    tables = TableOptions(
-        pairs("--types", "COLUMN=DTYPE", options.types),
-        {name: tuple(text.split(",")) for name, text in columns.items()},
-        tuple(options.categories),
-        options.no_header,
-        options.decimal,
-        pairs("--fill", "COLUMN=NUMBER", options.fill),
-        options.node_type,
-        options.edge_type,
-    )
+    values = {
+        "types": pairs("--types", "COLUMN=DTYPE", options.types),
+        "columns": {name: tuple(text.split(",")) for name, text in columns.items()},
+        "categories": tuple(options.categories),
+        "fill": pairs("--fill", "COLUMN=NUMBER", options.fill),
+    }
     return read_source(
         options.input,
         int(counts[0]) if counts else None,
@@ -115,7 +137,7 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
         undirected=options.undirected,
         add_reverse=options.add_reverse,
         nodes=files,
-        tables=tables,
+        tables=chosen(TableOptions, vars(options) | values),
         exchange=exchange,
     )
 
@@ -160,23 +182,15 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     return masks
 
 
-def _memory_of_rank(text: str) -> int:
-    try:
-        return as_bytes(text)
-    except ValueError:
-        raise InvalidArgumentError(f"--memory must be a size such as 8GiB or 500MB (got {text!r})") from None
-
-
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error if memory or disk do not suffice."""
-    node = os.uname().nodename
-    neighbours = exchange.gather_json(node).count(node)  # that share this node's memory
-    free = free_memory()
-    share = 2**62 if free is None else held_memory() + free // neighbours
-    told = exchange.gather_json([share, held_memory()])  # so that all ranks decide alike
-    memory = min(share for share, _ in told) if memory is None else memory
-    held = max(held for _, held in told)
+    node, free = os.uname().nodename, free_memory()
+    told = exchange.gather_json([node, 2**62 if free is None else free, held_memory()])  # so that all decide alike
+    ranks_of = Counter(name for name, *_ in told)  # ranks of a node share its memory
+    neighbours = ranks_of[node]
+    memory = min(held + free // ranks_of[name] for name, free, held in told) if memory is None else memory
+    held = max(held for *_, held in told)
     with exchange.together("looking at the memory"):
         foreseen = check_memory(work._replace(held=held), exchange.size, memory)
         check_space(folder, neighbours * foreseen.scratch, f"temporary files of {neighbours} rank(s)")
@@ -186,9 +200,9 @@ def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exc
 def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ranks: int) -> None:
     note(f"{work.num_nodes} nodes, {work.num_edges} directed edges{_types(source)}")
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
-    note(f"memory forecast: {foreseen.memory / 2**30:.2f} GiB{of}")
+    note(f"memory forecast: {in_units(foreseen.memory)}{of}")
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
-    note(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}")
+    note(f"temporary files: at most {in_units(foreseen.scratch)}{of}{why}")
 
 
 def _types(source: GraphSource) -> str:

@@ -1,23 +1,20 @@
 """The ranks of a command, those of a launcher or this process alone, without MPI; and the progress of its stages.
 
-Progress goes to stderr: a bar in a terminal, and a line every ten seconds in a log. A thread redraws, so that the
-elapsed time advances while a stage computes.
+Progress goes to stderr: a bar in a terminal, and in a log a line at most every ten seconds.
 """
 
+import math
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from mpigraph.cli.main import QUIET
 from mpigraph.collective import collective
-from mpigraph.compiling import REPORT
 from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
 from mpigraph.storage.part_config import PartConfig
@@ -75,94 +72,43 @@ def working_world(command: str, comm: Any = None, num_servers: int | None = 0) -
 def read_config(exchange: Exchange, part_config: str) -> PartConfig:
     """Read a partition configuration, which must be the same on all ranks.
 
-    Raises PartitionError: it is missing or damaged, or differs between ranks; on every rank.
+    Raises PartitionError: it is missing or damaged; CollectiveError: it differs between ranks; on every rank.
     """
     with exchange.together(f"reading {part_config}"):
         config = PartConfig.read(part_config)
-    if exchange.size > 1:
-        from mpigraph.store.host_ranges import check_same
-
-        check_same(exchange.gather_bytes, config)
+    exchange.same(f"{part_config}: nodes have different graphs there", {"checksum": config.checksum})
     return config
 
 
 _BAR = "{desc:<22} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
-_CLOCK = "{desc:<22} {elapsed}"  # for a stage of one step
-_CLOCK_STOPPED = "{desc:<22} done in {elapsed_s:.1f} s"
 _SECONDS_IN_TERMINAL = 0.2
 _SECONDS_IN_LOG = 10.0
 _SCALED = 10_000  # numbers of steps from here on are shown as 12.3k
 
 
 class ProgressBar:
-    """A display of stages, called as :data:`.Progress` says. A context manager."""
+    """A display of stages, called as :data:`.Progress` says."""
 
     def __init__(self) -> None:
-        self._at: tuple[str, int, int, float] | None = None  # the stage in progress, steps done and all, its beginning
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._redraw, name="mpigraph-bar", daemon=True)
+        self._stage = ""
+        self._begin = self._shown = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` steps of a stage are over."""
-        if total == 0:
+        now, in_terminal = time.monotonic(), sys.stderr.isatty()
+        if stage != self._stage:
+            self._stage, self._begin, self._shown = stage, now, -math.inf
+        is_late = now - self._shown >= (_SECONDS_IN_TERMINAL if in_terminal else _SECONDS_IN_LOG)
+        if total == 0 or not (done >= total or is_late):
             return
-        with self._lock:
-            if self._at and self._at[0] != stage:
-                self._end()
-            self._at = stage, done, total, self._at[3] if self._at else time.monotonic()
-            if done >= total:
-                self._end()
-
-    def __enter__(self) -> "ProgressBar":
-        self._thread.start()
-        REPORT.tell = lambda text: _write(text, is_last=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        REPORT.tell = None
-        self._stop.set()
-        self._thread.join()
-        self._end()
-
-    def _end(self) -> None:
-        if self._at:
-            self._draw(*self._at, is_last=True)
-            self._at = None
-
-    def _redraw(self) -> None:
-        while not self._stop.wait(_SECONDS_IN_TERMINAL if sys.stderr.isatty() else _SECONDS_IN_LOG):
-            with self._lock:
-                if self._at:
-                    self._draw(*self._at)
-
-    def _draw(self, stage: str, done: int, total: int, begin: float, is_last: bool = False) -> None:
-        bar_format = _BAR
-        if total == 1:
-            bar_format = _CLOCK_STOPPED if is_last and done else _CLOCK
-        status = "" if is_last else REPORT.status()
-        line = tqdm.format_meter(
-            done,
-            total,
-            time.monotonic() - begin,
-            ncols=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
-            prefix=f"{stage} ({status})" if status else stage,
-            unit="",
-            unit_scale=total >= _SCALED,
-            bar_format=bar_format,
-        )
-        _write(line.rstrip(), is_last)
+        self._shown = now
+        columns = shutil.get_terminal_size().columns - 1 if in_terminal else None
+        form: dict[str, Any] = {"prefix": stage, "unit": "", "unit_scale": total >= _SCALED, "bar_format": _BAR}
+        line = tqdm.format_meter(done, total, now - self._begin, columns, **form).rstrip()
+        is_over = done >= total or not in_terminal  # else the next line is written over it
+        print(f"\r{line:<{columns}}" if columns else line, end="\n" if is_over else "", file=sys.stderr, flush=True)
 
 
-def progress_of(exchange: Exchange) -> AbstractContextManager[Progress]:
+def progress_of(exchange: Exchange) -> Progress:
     """Return the display of the first rank's work; other ranks, and quiet commands, show nothing."""
-    return ProgressBar() if exchange.rank == 0 and not QUIET.get() else nullcontext(silent)
-
-
-def _write(line: str, is_last: bool) -> None:
-    """Write a line, in a terminal over the bar; the next one overwrites it unless it is the last."""
-    if sys.stderr.isatty():
-        line = f"\r{line:<{shutil.get_terminal_size().columns - 1}}"
-    print(line, end="\n" if is_last or not sys.stderr.isatty() else "", file=sys.stderr, flush=True)
+    return ProgressBar() if exchange.rank == 0 and not QUIET.get() else silent

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,16 +21,16 @@ from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import PartitionError, ShardFormatError
+from mpigraph.memory import in_units
+from mpigraph.mpi.agree import allgather_bytes, together
+from mpigraph.mpi.world import World
 from mpigraph.partition.output_folder import check_links, check_vacant, remove_other_graphs, remove_parts
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import verify
-from mpigraph.store.host_ranges import parts_of_hosts
+from mpigraph.store.host_ranges import parts_of_hosts, read_config
 from mpigraph.trace import clock
-
-if TYPE_CHECKING:  # it loads MPI, and a parser needs none
-    from mpigraph.mpi.world import World
 
 _BLOCK = 8 << 20  # bytes of one read and write
 
@@ -53,10 +53,7 @@ def stage(options: Stage, comm: Any = None) -> int:
 
 
 @collective("world.comm")
-def _stage(world: "World", part_config: str, directory: Path, num_servers: int, overwrite: bool) -> Path:
-    from mpigraph.mpi.agree import allgather_bytes, together
-    from mpigraph.store.host_ranges import read_config
-
+def _stage(world: World, part_config: str, directory: Path, num_servers: int, overwrite: bool) -> Path:
     begin = clock()
     allocation = slurm_allocation()
     if world.size == 1 and allocation is not None and allocation.nodes > 1:  # probably by mistake
@@ -66,26 +63,25 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     if num_servers:
         hosts = hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
     config = read_config(world, part_config, f"reading {part_config}")
-    with together(world.comm, f"reading {part_config}"):
-        parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
-        shards = shards_of(config, parts, directory)
-    if world.node.rank != 0:  # one rank works for its node
-        shards = []
-    step = f"staging to {directory}"
+    parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
     node = f"node {world.node_index} ({socket.gethostname()})"
+    step = f"staging to {directory}"
+    shards: list[Shard] = []
+    missing: list[Shard] = []
     with together(world.comm, step):
-        if shards:
+        if world.node.rank == 0:  # one rank works for its node
+            shards = shards_of(config, parts, directory)
             check_links(directory)
-        if shards and not overwrite:
-            tables = config.book.node_offsets, config.book.edge_offsets
-            sizes = [sum(int(offsets[-1]) for offsets in table) for table in tables]
-            check_vacant(directory, config.graph_name, (sizes[0], sizes[1]))
+            if not overwrite:
+                tables = config.book.node_offsets, config.book.edge_offsets
+                sizes = [sum(int(offsets[-1]) for offsets in table) for table in tables]
+                check_vacant(directory, config.graph_name, (sizes[0], sizes[1]))
     with together(world.comm, step):
-        missing = [shard for shard in shards if not is_staged(shard, config)]
-        check_fit(missing, directory, node)
-        if missing:  # a configuration lies there only with all its shards
-            (directory / config.path.name).unlink(missing_ok=True)
         if shards:
+            missing = [shard for shard in shards if not is_staged(shard, config)]
+            check_fit(missing, directory, node)
+            if missing:  # a configuration lies there only with all its shards
+                (directory / config.path.name).unlink(missing_ok=True)
             remove_other_graphs(directory, config.graph_name)
     with together(world.comm, step):
         for shard in missing:
@@ -95,11 +91,10 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
             replace(config, files=config.default_files(config.num_parts)).write(directory)
             with suppress(OSError):  # the graph stands
                 remove_parts(directory, np.ones(config.num_parts, np.bool_))
-    size = sum(shard.size for shard in missing) / 2**20
-    copied = f"{len(missing)} files copied ({size:.1f} MiB), {len(shards) - len(missing)} kept, {clock() - begin:.1f} s"
+    size = in_units(sum(shard.size for shard in missing))
+    copied = f"{len(missing)} files copied ({size}), {len(shards) - len(missing)} kept, {clock() - begin:.1f} s"
     line = f"{node}: part(s) {', '.join(map(str, parts))}: {copied}" if shards else ""
-    with world.watch("reporting"):
-        lines = allgather_bytes(world.comm, line.encode())
+    lines = allgather_bytes(world.comm, line.encode())
     if world.rank == 0:
         note("\n".join(text.decode() for text in lines if text))
     return directory / config.path.name
@@ -124,8 +119,7 @@ class Shard(NamedTuple):
 
     def verify(self, copy: Path, config: PartConfig) -> None:
         """Raise ShardFormatError unless a copy is the original, which is undamaged."""
-        with PartFiles(config) as files:
-            original = files.open(self.part, self.which).fingerprint()
+        original = PartFiles(config).open(self.part, self.which).fingerprint()
         verify(copy, config.graph_name, self.part, config.content, original)
 
 
@@ -147,7 +141,7 @@ def hosts_of_nodes(serving: Sequence[Sequence[int]], num_hosts: int = 0) -> list
 def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list[Shard]:
     """Return the files of some parts, to be staged into a directory under their usual names.
 
-    Raises PartitionError if one does not exist, or is in that directory already.
+    Raises PartitionError if the parts are in that directory already; OSError if a file does not exist.
     """
     if directory.resolve() == config.directory.resolve():
         raise PartitionError(f"{directory} is where the parts are: choose another directory")
@@ -155,11 +149,7 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
     for part in parts:
         for kind, name in PartConfig.files_of(part).items():
             source = config.part_path(part, kind)
-            try:
-                size = source.stat().st_size
-            except OSError as error:
-                raise PartitionError(f"{source}: {error.strerror} (part {part} of {config.path})") from error
-            shards.append(Shard(part, kind, source, directory / name, size))
+            shards.append(Shard(part, kind, source, directory / name, source.stat().st_size))
     return shards
 
 

@@ -6,11 +6,10 @@ so that later additions are there, too. :data:`MODULES` is the table. ``import m
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpigraph.config import tell_num_servers
 from mpigraph.errors import InvalidArgumentError
@@ -21,8 +20,7 @@ LIBRARY_VERSION = "2.2.1+mpigraph"
 """The version of DGL that scripts see."""
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The sources of the names of one of DGL's modules.
 
     Attributes:
@@ -31,7 +29,7 @@ class Sources:
     """
 
     homes: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = {}
 
 
 _CALLS = "mpigraph.compat.dgl_calls"

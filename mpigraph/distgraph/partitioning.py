@@ -30,7 +30,7 @@ from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, read_rows
+from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name, storage_dtype
 from mpigraph.storage.narrow import widened
 from mpigraph.storage.part_config import Features, PartConfig
@@ -310,14 +310,12 @@ def _read_features(files: PartFiles, part_id: int, is_node: bool, features: Feat
 
 def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
     """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
-    config, book, schema = files.config, files.config.book, files.config.schema
+    book, schema = files.config.book, files.config.schema
     ends = {}
     for number, relation in enumerate(schema.relations):
         begin, end = book.node_range(part_id, schema.ntype_id(relation[2]))
-        indptr = files.read_indptr(number, part_id, 0, end - begin)
-        sources = files.read_edges(number, part_id, "indices").astype(np.int64)
-        check_sources(config, number, book.edge_range(part_id, number)[0], indptr, sources)
-        ends[relation, 0] = torch.from_numpy(sources)
+        indptr, sources = files.read_in_edges(number, part_id)
+        ends[relation, 0] = torch.from_numpy(sources.astype(np.int64))
         ends[relation, 1] = torch.from_numpy(np.repeat(np.arange(begin, end), np.diff(indptr)))
     own = {ntype: torch.arange(*book.node_range(part_id, i)) for i, ntype in enumerate(schema.ntypes)}
     nodes, places = renumbered(list(own), ends, own, torch.device("cpu"))

@@ -7,7 +7,8 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.row_arrays import RowError, as_dtype
+from mpigraph.partition.row_arrays import as_dtype
+from mpigraph.storage.narrow import RowError
 
 Place = Callable[[int], str]
 """Returns the file, row and column of a row, for messages."""

@@ -22,28 +22,30 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
+from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.declared import MASKS, feature_of, relation_in
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz, reading
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, unescape
 from mpigraph.partition.row_arrays import FileRows, NamedRows, RowArray, even_blocks, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
-from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_dataset
 
 _OF_NODES = ("label", "feat", *MASKS)  # also where a name says nothing of nodes
 _COUNT = "__num_nodes"
 _NODE = "node_"
 _EDGE = "edge_"
+_META = "meta"  # an attribute of HDF5
 _BLOCK_BYTES = 1 << 20  # of HDF5, read at once for rows that are no neighbours
 
 Arrays = dict[str, RowArray]
@@ -73,9 +75,9 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
-    file = open_hdf5(path)
+    datasets, left_out, meta = _open_hdf5(path)
     arrays: Arrays = {}
-    for name, dataset in file.datasets.items():
+    for name, dataset in datasets.items():
         if not dataset.ndim:
             arrays[name] = np.asarray(dataset[()])
             continue
@@ -89,7 +91,58 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
             even_blocks(len(dataset), block),
             f"{path}: {name}, row {{}}".format,
         )
-    return _source(arrays, "{}" if file.meta is None else file.meta, file.left_out)
+    return _source(arrays, meta, left_out)
+
+
+def _open_hdf5(path: Path) -> tuple[dict[str, Any], list[str], str | bytes]:
+    """Open a file, which stays open as long as one of its datasets is there.
+
+    Returns:
+        The datasets of numbers by path, as h5py has them; a text for everything else; and the attribute "meta", or "{}"
+        if there is none.
+
+    Raises:
+        GraphDataError: a dataset was not written to the end.
+        OSError: the file cannot be read.
+    """
+    file = h5py.File(path, "r", locking=False)
+    datasets, left_out = {}, [f"attribute {name}" for name in file.attrs if name != _META]
+    for name, item in _items(file, ""):
+        if isinstance(item, h5py.Dataset) and item.dtype.kind in "biuf":
+            _check_written(path, name, item)
+            datasets[name] = item
+        else:
+            left_out.append(f"{name}: no numbers")
+    return datasets, left_out, file.attrs.get(_META, "{}")
+
+
+def _items(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield path and object of all items below a group (``prefix``: its path), also behind links."""
+    for name in group:
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            yield from _items(item, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", item
+
+
+def read_dataset(path: Path, name: str, dataset: Any, begin: int, end: int) -> Array:
+    """Return some rows of a dataset. Raises GraphDataError, which names the first of them."""
+    with reading(f"{path}: {name}, row {begin}"):
+        rows: Array = dataset[begin:end]
+    return rows
+
+
+def _check_written(path: Path, name: str, dataset: Any) -> None:
+    """Check that a dataset was written to the end: what was not would be read as zeros."""
+    if dataset.is_virtual or dataset.external or not dataset.nbytes:
+        return
+    whole, written = 1, int(dataset.id.get_storage_size() > 0)
+    if dataset.chunks:
+        whole = math.prod(-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True))
+        written = dataset.id.get_num_chunks()
+    if written < whole:
+        raise GraphDataError(f"{path}: {name} was not written to the end: it has {written} of {whole} chunks")
 
 
 def _source(arrays: Arrays, text: str | bytes, left_out: Iterable[str] = ()) -> GraphSource:
@@ -228,5 +281,5 @@ NPY_DIRECTORY = Layout(
     lambda path: (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy")),
     _read_npy_directory,
 )
-HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5)
+HDF5 = Layout("HDF5", "", lambda path: path.is_file() and bool(h5py.is_hdf5(path)), _read_hdf5)
 NPZ = Layout("npz", "", Path.is_file, _read_npz)

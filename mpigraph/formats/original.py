@@ -15,21 +15,15 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import escape, relation_key
 from mpigraph.partition.exchange import Progress, silent
-from mpigraph.partition.output_folder import refusal
+from mpigraph.partition.output_folder import README, refusal, write_readme
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text, storage_errors
 from mpigraph.storage.narrow import widened
 
-_README = "README"
-_ABOUT = """The graph {name!r} in its original order: row k is node k, or edge k, of the input.
-
-{files}
-
-In Python:              numpy.load(file), or numpy.load(file, mmap_mode="r") for one larger than the memory
-As a partitioned graph: python -m mpigraph partition FOLDER --parts 4 -o parts
-"""
+_ABOUT = "The graph {!r} in its original order: row k is node k, or edge k, of the input."
+_AGAIN = "As a partitioned graph: python -m mpigraph partition FOLDER --parts 4 -o parts"
 _TEXT = ", text in UTF-8 filled up with zeros: numpy.char.decode(a.view(f'S{a.shape[1]}')[:, 0], 'utf-8')"
 
 
@@ -77,17 +71,17 @@ def write_npy(
             raise refusal(f"{folder / there[0]} is there already, and")
         for name in sorted(old):
             (folder / name).unlink(missing_ok=True)
-        lines = []
+        files = {}
         for number, (name, array) in enumerate(arrays.items()):
             progress("write arrays", number, len(arrays))
             rows = array.make()
             np.save(folder / name, rows)
-            lines.append(f"{name}: {rows.dtype}{list(rows.shape)}, {array.about}")
+            files[name] = f"{rows.dtype}{list(rows.shape)}, {array.about}"
         progress("write arrays", len(arrays), len(arrays))
-        (folder / _README).write_text(_ABOUT.format(name=Path(part_config).stem, files="\n".join(lines)), "utf-8")
+        write_readme(folder, _ABOUT.format(Path(part_config).stem), files, _AGAIN)
         tables = {**source.node_feats, **source.edge_feats}
         names = {owner: {name: f.categories for name, f in of.items() if f.categories} for owner, of in tables.items()}
-        about = {"files": [*arrays, _README], "categories": {owner: of for owner, of in names.items() if of}}
+        about = {"files": [*arrays, README], "categories": {owner: of for owner, of in names.items() if of}}
         meta.write_text(json.dumps(about, ensure_ascii=False), "utf-8")
     return folder
 

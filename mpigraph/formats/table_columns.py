@@ -21,7 +21,8 @@ from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import Group, Tables
 from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import RowArray, RowError, as_dtype
+from mpigraph.partition.row_arrays import RowArray, as_dtype
+from mpigraph.storage.narrow import RowError
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""

@@ -16,14 +16,20 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError
 from mpigraph.graphs.fields import IdsLike
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.output_folder import UNFINISHED, new_npy_files
+from mpigraph.partition.output_folder import README, UNFINISHED, new_npy_files, write_readme
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.session.context import current
 from mpigraph.storage.files import storage_errors
 
 _LABEL = "label"
 _TABLE = "predictions.csv"
-_FILES = ("ids.npy", "classes.npy", "scores.npy", "values.npy", "names.npy")
+_FILES = {
+    "ids.npy": "the id of each node in the input",
+    "classes.npy": "the class of each node, a number",
+    "scores.npy": "the scores of all classes of each node",
+    "values.npy": "the value of each node",
+    "names.npy": "the names of the classes, by their numbers",
+}
 _LINES = 100_000  # of the table, written at once
 
 
@@ -42,8 +48,8 @@ def write_predictions(
 
     The folder gets ``predictions.csv`` with the columns id, class, name and score, and the same as arrays: ``ids.npy``
     (int64 or text), ``classes.npy`` (int64), ``scores.npy`` (float32, of all classes) and ``names.npy`` (text, the name
-    of each class). Predictions that were written there before are replaced. The files are the same on any number of
-    ranks.
+    of each class); ``README`` says what each file is. Predictions that were written there before are replaced. The
+    files are the same on any number of ranks.
 
     Args:
         folder: to write to, created if missing; all trainers see it.
@@ -144,12 +150,19 @@ class _Predictions:
                 if exchange.rank == 0:
                     if self._names:
                         np.save(temporary / "names.npy", np.array(self._names, np.str_))
-                    for name in (_TABLE, *_FILES):
+                    self._write_readme(temporary, total)
+                    for name in (_TABLE, README, *_FILES):
                         (folder / name).unlink(missing_ok=True)  # of predictions before
         with exchange.together(doing), storage_errors(folder):
             if exchange.rank == 0:
                 self._write_table(folder, {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in contents})
         return folder
+
+    def _write_readme(self, folder: Path, total: int) -> None:
+        of_graph = f"type {self._rows.part_policy.type_name!r} of the graph {self._rows.graph_name!r}"
+        about = f"Predictions for {total} nodes of {of_graph}, in the order of the input."
+        files = {name: text for name, text in _FILES.items() if (folder / name).exists()}
+        write_readme(folder, about, files | {_TABLE: "all of this as a table, with the score of the class"})
 
     def _write_table(self, folder: Path, arrays: dict[str, Array]) -> None:
         """Write the table, from the arrays of all nodes, under a name of its own until it is whole."""
@@ -210,7 +223,7 @@ def _is_integer(rows: DistTensor) -> bool:
 
 def _check_folder(folder: Path) -> None:
     """Refuse to replace files that are no predictions: these have a table."""
-    there = [name for name in _FILES if (folder / name).exists()]
+    there = [name for name in (*_FILES, README) if (folder / name).exists()]
     if there and not (folder / _TABLE).exists():
         raise InvalidArgumentError(
             f"{folder} has files that are no predictions, such as {there[0]}: give another folder"

@@ -63,8 +63,6 @@ def _of_draws() -> Iterator[_Call]:
         yield copy_neighbours, indices, _IDS, _INDPTR, 0, counts, np.empty(2, dtype)
         yield csr.find_in_rows, _INDPTR, indices, 0, _IDS, _IDS, _IDS, np.empty(2, np.bool_)
         yield csr.bad_source, _INDPTR, indices, 2
-        yield csr.hash_of_sources, indices
-    yield csr.hash_of_degrees, counts, 0
     yield csr.by_key, _IDS, 2
 
 

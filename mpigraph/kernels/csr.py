@@ -93,11 +93,6 @@ def find_in_rows(
         exists[p] = at < end and indices[at] == src[p]
 
 
-def falls(indptr: I64) -> bool:
-    """Return whether a value of int64[n] is smaller than the one before it."""
-    return bool((indptr[1:] < indptr[:-1]).any())
-
-
 @njit()
 def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
     """Return the first position whose source does not exist, or is smaller than the one before it in its row; or -1.
@@ -112,29 +107,6 @@ def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
                 return i
             least = source
     return -1
-
-
-@njit()
-def hash_of_sources(indices: Array) -> np.uint64:
-    """Return the sum of hashes of the sources of all edges, int32 or int64[m], modulo 2**64."""
-    total: np.uint64 = np.uint64(0)
-    for i in range(len(indices)):
-        total += mix64(np.int64(indices[i]))
-    return total
-
-
-@njit()
-def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
-    """Return :func:`hash_of_sources` of the edges of nodes with these out-degrees.
-
-    If a degree is wrong the sums over all hosts differ, except with probability 2**-64.
-
-    out_degrees: int64[n].  first_node: id of the first.
-    """
-    total: np.uint64 = np.uint64(0)
-    for i in range(len(out_degrees)):
-        total += np.uint64(out_degrees[i]) * mix64(np.int64(first_node + i))
-    return total
 
 
 # Find the rows of destinations in all relations of few edges, in one pass.

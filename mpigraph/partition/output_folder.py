@@ -238,3 +238,13 @@ def new_npy_files(
     finally:
         if exchange.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+README = "README"
+
+
+def write_readme(folder: Path, about: str, files: Mapping[str, str], *more: str) -> None:
+    """Write the text file of a folder of results: what it is, what each file is, how to read them."""
+    lines = [f"{name}: {text}" for name, text in files.items()]
+    python = 'In Python: numpy.load(file), or numpy.load(file, mmap_mode="r") for one larger than the memory'
+    (folder / README).write_text("\n".join([about, "", *lines, "", python, *more, ""]), "utf-8")

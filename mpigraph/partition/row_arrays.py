@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.storage.contents import overlaps
-from mpigraph.storage.narrow import RowError as RowError
+from mpigraph.storage.narrow import RowError
 
 _CHUNK = 1 << 20  # rows
 _BYTES_COPIED = 8 << 20

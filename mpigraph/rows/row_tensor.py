@@ -29,7 +29,7 @@ from mpigraph.kernels.flat import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.window import RowWindow
-from mpigraph.storage.narrow import FORMS, RowError, rounded
+from mpigraph.storage.narrow import RowError, rounded, widen_in_place
 
 _writes = itertools.count(1)  # of all tensors of this process
 
@@ -166,7 +166,7 @@ class RowTensor:
             yield out
         else:
             yield narrow_part(out, self.window.dtype)
-            FORMS[self.stored].widen(out)
+            widen_in_place(out, self.stored)
 
     def check(self, ids: I64) -> None:
         """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""

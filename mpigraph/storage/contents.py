@@ -4,27 +4,18 @@ Rows have global numbers, which go on from part to part.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, U64, Array
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, MPIGraphError, ShardFormatError
-from mpigraph.kernels.csr import bad_source, falls, hash_of_degrees, hash_of_sources
-from mpigraph.storage.format import (
-    edge_feature_name,
-    index_dtype,
-    node_feature_name,
-    node_orig_ids_name,
-    relation_dataset_name,
-    shared_dataset_name,
-    shared_feature_name,
-    storage_dtype,
-)
+from mpigraph.kernels.csr import bad_source
+from mpigraph.storage import format as naming
+from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.storage.narrow import RowError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
@@ -81,28 +72,18 @@ class PartFiles:
         Raises:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
         """
-        expected = list(datasets(self.config, part))
         for which in self.config.files[part]:
-            self.check_file(part, which, expected)
+            self.check_file(part, which)
 
-    def check_file(self, part: int, which: str, known: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
-        """Check one file of a part, as :meth:`check` does, whose datasets may be ``known``; return its fingerprint."""
-        config = self.config
+    def check_file(self, part: int, which: str) -> Fingerprint:
+        """Check one file of a part, as :meth:`check` does; return its fingerprint."""
         shard = self.open(part, which)
         content = shard.fingerprint()
-        path = shard.path
-        expected = {name: info for file, name, info in known or datasets(config, part) if file == which}
-        for name, info in expected.items():
-            if name not in content:
-                raise ShardFormatError(f"{path}: dataset {name!r} is missing")
-            stored = content[name][0]
-            if stored != info:
-                raise ShardFormatError(
-                    f"{path}: dataset {name!r} holds {stored.dtype}{list(stored.shape)}, but {config.path} says "
-                    f"{info.dtype}{list(info.shape)}"
-                )
-        for name in content.keys() - expected.keys():
-            raise ShardFormatError(f"{path}: dataset {name!r} is not in {config.path}")
+        expected = {name: info for file, name, info in datasets(self.config, part) if file == which}
+        stored = {name: info for name, (info, _) in content.items()}
+        for name in sorted(stored.keys() | expected.keys()) if stored != expected else ():
+            if (there := stored.get(name, "missing")) != (wanted := expected.get(name, "no dataset")):
+                raise ShardFormatError(f"{shard.path}: {name!r} is {there}, but {self.config.path} says {wanted}")
         return content
 
     def read_edges(self, relation: int, part: int, field: str, first: int = 0, last: int | None = None) -> Array:
@@ -122,10 +103,10 @@ class PartFiles:
         begin, end = config.book.edge_range(part, relation)
         last = end - begin if last is None else last
         if relation not in config.place_of_shared:
-            name = relation_dataset_name(config.schema.relation_key(relation), field)
+            name = naming.relation_dataset_name(config.schema.relation_key(relation), field)
             return self.open(part, "part_graph").read(name, first, last)
         base = int(config.shared_begins[config.place_of_shared[relation], part])
-        name = shared_dataset_name(field)
+        name = naming.shared_dataset_name(field)
         if 8 * int(config.shared_begins[-1, part]) > _KEPT_BYTES:
             return self.open(part, "part_graph").read(name, base + first, base + last)
         if (part, field) not in self._kept:
@@ -134,8 +115,18 @@ class PartFiles:
             self._kept[part, field] = self.open(part, "part_graph").read(name)
         return self._kept[part, field][base + first : base + last]
 
-    def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
-        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within the part.
+    def read_in_edges(self, relation: int, part: int) -> tuple[I64, Array]:
+        """Return all that :meth:`read_indptr` reads of a relation in a part, and the global ids of the sources.
+
+        Raises:
+            ShardFormatError: the file is damaged, or contradicts itself or the configuration.
+        """
+        indptr, sources = self.read_indptr(relation, part), self.read_edges(relation, part, "indices")
+        check_sources(self.config, relation, self.config.book.edge_range(part, relation)[0], indptr, sources)
+        return indptr, sources
+
+    def read_indptr(self, relation: int, part: int, first: int = 0, last: int | None = None) -> I64:
+        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within it, or of all.
 
         Returns:
             int64[last - first + 1]; counts the part's edges of the relation.
@@ -145,24 +136,24 @@ class PartFiles:
         """
         book = self.config.book
         schema = self.config.schema
-        nodes, edges = (
-            stop - start
-            for start, stop in (book.node_range(part, schema.ends(relation)[1]), book.edge_range(part, relation))
-        )
+        nodes = len(range(*book.node_range(part, schema.ends(relation)[1])))
+        edges = len(range(*book.edge_range(part, relation)))
+        last = nodes if last is None else last
         if relation in self.config.place_of_shared:
             destinations = self.read_edges(relation, part, "destinations")
             sorted_begins: I64 = np.searchsorted(destinations, np.arange(first, last + 1))
             return sorted_begins
-        name = relation_dataset_name(schema.relation_key(relation), "indptr")
+        name = naming.relation_dataset_name(schema.relation_key(relation), "indptr")
         begins: I64 = self.open(part, "part_graph").read(name, first, last + 1)
         begin, end = begins[[0, -1]]
         right_ends = 0 <= begin and end <= edges and (first > 0 or begin == 0) and (last < nodes or end == edges)
-        if not right_ends or falls(begins):
-            raise ShardFormatError(
-                f"{self.config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself (0 to {edges}, "
-                "rising)"
-            )
+        if not right_ends or (begins[1:] < begins[:-1]).any():
+            raise _contradiction(self.config, part, name, f"it must rise from 0 to {edges}")
         return begins
+
+
+def _contradiction(config: PartConfig, part: int, name: str, what: str) -> ShardFormatError:
+    return ShardFormatError(f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: {what}")
 
 
 def datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
@@ -171,23 +162,23 @@ def datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetI
     schema = config.schema
     nodes = [int(offsets[part + 1] - offsets[part]) for offsets in book.node_offsets]
     for t, ntype in enumerate(schema.ntypes):
-        yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
+        yield "part_graph", naming.node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
-            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
+            yield "node_feats", naming.node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
     if config.shared:
         rows = int(config.shared_begins[-1, part])
         width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
         for field, dtype in (("destinations", width), ("indices", width), ("orig_ids", "int64")):
-            yield "part_graph", shared_dataset_name(field), DatasetInfo((rows,), dtype)
+            yield "part_graph", naming.shared_dataset_name(field), DatasetInfo((rows,), dtype)
     for name, relations in config.shared_features:
         rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
         info = config.edge_features[schema.relation_key(relations[0])][name]
-        yield "edge_feats", shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
+        yield "edge_feats", naming.shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
     for r, key in enumerate(schema.relation_keys):
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in config.own_features(r).items():
-            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
+            yield "edge_feats", naming.edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
         if r in config.place_of_shared:
             continue
         src, dst = schema.ends(r)
@@ -198,7 +189,7 @@ def datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetI
             ("out_degrees", nodes[src], "int64"),
             ("orig_ids", edges, "int64"),
         ):
-            yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
+            yield "part_graph", naming.relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
 
 
 def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> I64:
@@ -211,7 +202,7 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
         indices: int32 or int64[m], global ids of the sources.
 
     Raises:
-        ShardFormatError: an end does not exist, or edges of a relation do not rise; names the relation.
+        ShardFormatError: an end does not exist, or edges of a relation do not rise; names the edge.
     """
     ends = config.shared_ends
     num_src = np.array([config.book.num_nodes(t) for t in range(len(config.schema.ntypes))])
@@ -223,13 +214,8 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
     lower |= (destinations[1:] == destinations[:-1]) & (indices[1:] < indices[:-1])
     bad[1:] |= lower & (place[1:] == place[:-1])
     if bad.any():
-        edge = int(np.flatnonzero(bad)[0])
-        relation = config.schema.relations[config.shared[place[edge]]]
-        raise ShardFormatError(
-            f"{config.part_path(part, 'part_graph')}: dataset {shared_dataset_name('indices')!r} contradicts itself: "
-            f"edge {edge}, of {relation}, goes from node {indices[edge]} to node {destinations[edge]} of the part "
-            "(both must exist, and edges of a relation rise by destination, then source)"
-        )
+        what = f"edge {np.flatnonzero(bad)[0]} has an end that does not exist, or is not in its place"
+        raise _contradiction(config, part, naming.shared_dataset_name("indices"), what)
     return place
 
 
@@ -271,13 +257,13 @@ class StoredRows:
     def of_feature(cls, config: PartConfig, is_node: bool, type_id: int, name: str) -> "StoredRows":
         """Return the rows of a feature of a node type or relation."""
         if is_node:
-            dataset = node_feature_name(config.schema.ntypes[type_id], name)
+            dataset = naming.node_feature_name(config.schema.ntypes[type_id], name)
             return cls.alone("node_feats", dataset, config.book.node_offsets[type_id])
         offsets = config.book.edge_offsets[type_id]
         begins = config.begins_of_features.get((type_id, name))
         if begins is not None:
-            return cls("edge_feats", shared_feature_name(name), offsets, begins)
-        return cls.alone("edge_feats", edge_feature_name(config.schema.relation_key(type_id), name), offsets)
+            return cls("edge_feats", naming.shared_feature_name(name), offsets, begins)
+        return cls.alone("edge_feats", naming.edge_feature_name(config.schema.relation_key(type_id), name), offsets)
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Yield ``(part, first, last)`` of the rows ``[begin, end)``, counted within the part's dataset."""
@@ -317,7 +303,7 @@ def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Ar
         narrow: as in :func:`read_rows`.
     """
     config = files.config
-    name = shared_feature_name(feature.name)
+    name = naming.shared_feature_name(feature.name)
     offsets = config.book.edge_table[list(feature.relations)]
     begins = np.array([config.begins_of_features[relation, feature.name] for relation in feature.relations])
     sizes = np.diff(ranges, axis=1)[:, 0]
@@ -375,88 +361,45 @@ def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I6
     if bad >= 0:
         edge = first_edge + bad
         part = int(config.book.edge_owner(np.array([edge]), relation)[0])
-        name = relation_dataset_name(schema.relation_key(relation), "indices")
-        raise ShardFormatError(
-            f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: edge {edge} comes from node "
-            f"{indices[bad]} (sources rise within a row and are below {num_nodes})"
-        )
+        name = naming.relation_dataset_name(schema.relation_key(relation), "indices")
+        what = f"edge {edge} comes from node {indices[bad]} (sources rise within a row and are below {num_nodes})"
+        raise _contradiction(config, part, name, what)
 
 
-Advance = Callable[[int], None]
-
-
-class Audit(NamedTuple):
-    """The result of auditing a part.
-
-    Attributes:
-        bad: a line for each bad file; names the file and the first bad dataset.
-        sums: uint64[relations]; where no file is bad, the sums over all parts are 0 modulo 2**64, or some out-degrees
-            are not those of the edges.
-    """
-
-    bad: list[str]
-    sums: U64
-
-
-def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
+def audit_part(files: PartFiles, part: int) -> list[str]:
     """Read all files of a part; check the checksums, the identity and the contents.
 
-    ``advance`` is called with the bytes that were read since the last call.
+    Returns:
+        A line for each bad file; names the file and the dataset.
     """
-    sums = np.zeros(len(files.config.schema.relations), np.uint64)
     bad = []
     for which in files.config.files[part]:
-        errors = list(_errors(files, part, which, sums, advance))
-        if errors:
-            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-            bad.append(str(errors[0]).replace("\n", " ") + more)
-    return Audit(bad, sums)
+        try:
+            _audit(files, part, which)
+        except MPIGraphError as error:
+            bad.append(str(error).replace("\n", " "))
+    return bad
+
+
+def _audit(files: PartFiles, part: int, which: str) -> None:
+    """Read a file from end to end. Raises MPIGraphError if it is bad."""
+    config = files.config
+    names = files.check_file(part, which)
+    shard = files.open(part, which)
+    if which == "part_graph":
+        if config.shared:
+            check_shared(config, part, *map(shard.read, map(naming.shared_dataset_name, ("destinations", "indices"))))
+        for relation in config.own:
+            files.read_in_edges(relation, part)
+        names = {name: names[name] for name in names if not name.endswith("/indices")}  # which are read by now
+    for name in names:
+        for _ in read_chunks(shard, name):
+            pass
 
 
 def bytes_of_part(config: PartConfig, part: int) -> int:
     """Return the bytes of all datasets of a part."""
-    return sum(_dataset_bytes(info) for *_, info in datasets(config, part))
-
-
-def _dataset_bytes(info: DatasetInfo) -> int:
-    """Return the bytes of a dataset."""
-    return storage_dtype(info.dtype).itemsize * math.prod(info.shape)
-
-
-def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance) -> Iterator[MPIGraphError]:
-    """Yield an error for each bad dataset of a file, or one for the whole file."""
-    config = files.config
-    try:
-        content = files.check_file(part, which)
-    except MPIGraphError as error:
-        yield error
-        return
-    shard = files.open(part, which)
-
-    def check_table(relation: int) -> None:
-        sums[relation] = check_in_edges(files, relation, part)
-
-    def check_rows(name: str) -> None:
-        for _ in read_chunks(shard, name):
-            pass
-
-    checks: list[tuple[list[str], Callable[[], object]]] = []
-    if which == "part_graph":
-        if config.shared:
-            ends = [shared_dataset_name(field) for field in ("destinations", "indices")]
-            checks.append((ends, lambda: check_shared(config, part, *map(shard.read, ends))))
-        for relation in config.own:
-            key = config.schema.relation_key(relation)
-            names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
-            checks.append((names, partial(check_table, relation)))
-    done = {name for names, _ in checks for name in names}
-    checks += [([name], partial(check_rows, name)) for name in content if name not in done]
-    for names, check in checks:
-        try:
-            check()
-        except ShardFormatError as error:
-            yield error
-        advance(sum(_dataset_bytes(content[name][0]) for name in names))
+    return sum(storage_dtype(info.dtype).itemsize * math.prod(info.shape) for *_, info in datasets(config, part))
 
 
 class InEdges:
@@ -467,54 +410,15 @@ class InEdges:
     """
 
     def __init__(self, files: PartFiles, relation: int, part: int) -> None:
-        book = files.config.book
-        self._first, end = book.node_range(part, files.config.schema.ends(relation)[1])
-        self._indptr = files.read_indptr(relation, part, 0, end - self._first)
-
-    def rows(self, begin: int, end: int) -> tuple[int, I64]:
-        """Find the destinations of edges ``[begin, end)``, counted within the part.
-
-        Returns:
-            The global id of the first, and where its and the following ones' edges begin and end, int64[n + 1], cut off
-            at ``begin`` and ``end``.
-        """
-        low = int(np.searchsorted(self._indptr, begin, side="right")) - 1
-        high = int(np.searchsorted(self._indptr, end, side="left"))
-        return self._first + low, self._indptr[low : max(low, high) + 1].clip(begin, end)
+        self._first = files.config.book.node_range(part, files.config.schema.ends(relation)[1])[0]
+        self._indptr = files.read_indptr(relation, part)
 
     def destinations(self, begin: int, end: int) -> I64:
-        """Return int64[end - begin], global ids of the destinations of edges, counted within the part."""
-        first, begins = self.rows(begin, end)
-        return np.repeat(np.arange(first, first + len(begins) - 1), np.diff(begins))
-
-
-def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
-    """Read and check a part's edges of a relation.
-
-    Returns:
-        The part's term of a sum that is 0 modulo 2**64 over all parts, if all out-degrees are those of the edges.
-
-    Raises:
-        ShardFormatError: the file is missing or damaged, or contradicts itself.
-    """
-    config = files.config
-    shard = files.open(part, "part_graph")
-    key = config.schema.relation_key(relation)
-    first_edge = config.book.edge_range(part, relation)[0]
-    in_edges = InEdges(files, relation, part)
-    total = 0
-    last = np.empty(0, np.int64)  # of the chunk before: a row may go on from there
-    for begin, chunk in read_chunks(shard, relation_dataset_name(key, "indices")):
-        total -= int(hash_of_sources(chunk))
-        low = begin - len(last)
-        _, begins = in_edges.rows(low, begin + len(chunk))
-        sources = np.concatenate([last.astype(chunk.dtype), chunk])
-        check_sources(config, relation, first_edge + low, begins - low, sources)
-        last = chunk[-1:].copy()
-    first_node = config.book.node_range(part, config.schema.ends(relation)[0])[0]
-    for begin, degrees in read_chunks(shard, relation_dataset_name(key, "out_degrees")):
-        total += int(hash_of_degrees(degrees, first_node + begin))
-    return total % 2**64
+        """Return int64[end - begin], global ids of the destinations of edges ``[begin, end)`` within the part."""
+        low = int(np.searchsorted(self._indptr, begin, side="right")) - 1
+        high = max(low, int(np.searchsorted(self._indptr, end, side="left")))
+        degrees = np.diff(self._indptr[low : high + 1].clip(begin, end))
+        return np.repeat(np.arange(self._first + low, self._first + high), degrees)
 
 
 def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
@@ -524,35 +428,20 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
         ``(nodes, edges)``: distinct nodes, and the edges from them.
 
     Raises:
-        ShardFormatError: the file is missing or damaged, or a source does not exist.
+        ShardFormatError: the file is missing or damaged.
     """
-    book = files.config.book
-    first, last = book.node_range(part, ntype)
-    marks = np.zeros(book.num_nodes(ntype), bool)
+    config = files.config
+    first, last = config.book.node_range(part, ntype)
+    marks = np.zeros(config.book.num_nodes(ntype), bool)
     edges = 0
-    for sources in _sources(files, part, ntype):
+    own = [relation for relation in config.own if config.schema.ends(relation)[0] == ntype]
+    tables: Iterator[Array] = (files.read_edges(relation, part, "indices") for relation in own)
+    if config.shared:
+        of_type = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
+        shared = files.open(part, "part_graph").read(naming.shared_dataset_name("indices"))
+        tables = chain(tables, [shared[of_type]])
+    for sources in tables:
         remote = sources[(sources < first) | (sources >= last)]
         marks[remote] = True
         edges += len(remote)
     return int(np.count_nonzero(marks)), edges
-
-
-def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:
-    """Yield the sources of a part's edges from nodes of a type; an id that does not exist is an error."""
-    config = files.config
-    schema = config.schema
-    own = [schema.relation_key(r) for r in config.own if schema.ends(r)[0] == ntype]
-    tables: list[tuple[str, Array | None]] = [(relation_dataset_name(key, "indices"), None) for key in own]
-    if config.shared:
-        wanted = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
-        tables.append((shared_dataset_name("indices"), wanted))
-    for name, chosen in tables:
-        for first, sources in read_chunks(files.open(part, "part_graph"), name):
-            if chosen is not None:
-                sources = sources[chosen[first : first + len(sources)]]
-            if len(sources) and (int(sources.min()) < 0 or int(sources.max()) >= config.book.num_nodes(ntype)):
-                raise ShardFormatError(
-                    f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: a source does not "
-                    "exist"
-                )
-            yield sources

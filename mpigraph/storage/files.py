@@ -6,20 +6,22 @@ the next one. The temporary file is locked while it is written, and never follow
 
 import errno
 import fcntl
+import hashlib
+import json
 import mmap
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from mpigraph.errors import MPIGraphError, StorageError
+from mpigraph.memory import in_units
 
 _PAGE = 4096  # disks require multiples of it as offsets and sizes of direct writes
 _SECTOR = 512  # and of this as addresses
@@ -52,6 +54,11 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return file.read()
 
 
+def checksum(content: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON object, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def temporary_name(path: Path) -> Path:
     """Return the name that a file has while it is written."""
     return path.with_name(f".{path.name}.tmp")
@@ -71,8 +78,7 @@ def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> No
     """
     free = shutil.disk_usage(nearest_folder(directory)).free
     if needed > free:
-        sizes = f"needs {needed / 2**20:.1f} MiB, but {free / 2**20:.1f} MiB are free"
-        raise StorageError(f"{directory} lacks space: {what} {sizes}")
+        raise StorageError(f"{directory} lacks space: {what} needs {in_units(needed)}, and {in_units(free)} are free")
 
 
 @contextmanager
@@ -187,9 +193,7 @@ class NewFile(FileIO):
                     self.temporary.unlink()
             self.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and not self.closed:
             self.publish()
         self.discard()

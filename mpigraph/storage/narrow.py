@@ -4,9 +4,8 @@ At most half of the bytes on disk, in memory, in caches and between nodes. A fea
 float64, and is stored as float16 (11 significant bits, up to 65504) or bfloat16 (8 bits, the range of float32).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,38 +21,8 @@ FeatDtype: TypeAlias = str | dict[str, str] | None
 """A name in ``FORMS`` for every feature with rows of numbers; name -> dtype; None for no feature."""
 
 
-class Form(NamedTuple):
-    """A form in which floats are stored in fewer bits."""
-
-    narrow: Callable[[Array], tuple[Array, int]]
-    """Round rows of :data:`WIDE` to nearest: as they are stored, and the position of the first finite number that has
-    become infinite, or -1."""
-    widen: Callable[[Array], None]
-    """Widen rows of :data:`WIDE`, whose last bytes are as they are stored (:func:`narrow_part`), in place."""
-
-
-def _to_float16(rows: Array) -> tuple[Array, int]:
-    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
-        stored: Array = rows.astype(np.float16)
-    return stored, _first_lost(rows, np.isinf(stored))
-
-
-def _to_bfloat16(rows: Array) -> tuple[Array, int]:
-    """Round; float64 becomes float32 on the way, as in torch."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        single = np.ascontiguousarray(rows, np.float32)
-    stored: Array = np.empty(rows.shape, np.uint16)
-    lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), stored.reshape(-1))
-    if rows.dtype != np.float32 and lost < 0:
-        lost = _first_lost(rows, np.isinf(single))
-    return stored, lost
-
-
-FORMS = {
-    "float16": Form(_to_float16, partial(widen, brain=False)),
-    "bfloat16": Form(_to_bfloat16, partial(widen, brain=True)),
-}
-"""The forms by the name of their dtype, which ``storage_dtype`` knows."""
+FORMS = ("float16", "bfloat16")
+"""The narrow dtypes."""
 
 _TIMES = "time"  # rounded times would reorder events
 
@@ -84,12 +53,26 @@ def rounded(rows: Array, dtype: str) -> Array:
     Raises:
         RowError: a finite number would become infinite.
     """
-    stored, lost = FORMS[dtype].narrow(rows)
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
+        if dtype == "float16":
+            stored: Array = rows.astype(np.float16)
+            lost = _first_lost(rows, np.isinf(stored))
+        else:
+            single = np.ascontiguousarray(rows, np.float32)  # as in torch, also on the way from float64
+            stored = np.empty(rows.shape, np.uint16)
+            lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), stored.reshape(-1))
+            if rows.dtype != np.float32 and lost < 0:
+                lost = _first_lost(rows, np.isinf(single))
     if lost >= 0:
         row, *columns = np.unravel_index(lost, rows.shape)
         column = "".join(f", column {number}" for number in columns)
         raise RowError(int(row), f"{rows.flat[lost]}{column} does not fit {dtype}")
     return stored
+
+
+def widen_in_place(rows: Array, stored: str) -> None:
+    """Widen rows of :data:`WIDE`, C-contiguous, whose last bytes (:func:`narrow_part`) are rows as they are stored."""
+    widen(rows, brain=stored == "bfloat16")
 
 
 def widened(rows: Array, stored: str, dtype: str) -> Array:
@@ -98,7 +81,7 @@ def widened(rows: Array, stored: str, dtype: str) -> Array:
         return rows
     wide: Array = np.empty(rows.shape, dtype)
     narrow_part(wide, storage_dtype(stored))[:] = rows
-    FORMS[stored].widen(wide)
+    widen_in_place(wide, stored)
     return wide
 
 
@@ -137,38 +120,36 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
         InvalidArgumentError: a feature that is named has no floats of more than 16 bits, is stored in the other narrow
             dtype, or is of times.
     """
-    if not feat_dtype:
-        return nodes, edges
-    names = feat_dtype if isinstance(feat_dtype, dict) else {}
     known = {name for features in (nodes, edges) for table in features.values() for name in table}
-    for name in names:
+    for name in feat_dtype if isinstance(feat_dtype, dict) else ():
         if name not in known:
             raise FieldNameError(f"feat_dtype: no feature {name!r} (there are {sorted(known)})")
 
-    def of_table(kind: str, owner: str, table: Mapping[str, FeatureInfo]) -> Iterator[tuple[str, FeatureInfo]]:
-        for name, info in table.items():
-            if name in names:
-                yield name, _named(f"{kind} feature {name!r} of {owner!r}", name, info, names[name])
-            elif isinstance(feat_dtype, str) and _is_meant(name, info):
-                yield name, info._replace(narrow=feat_dtype)
-            else:
-                yield name, info
+    def of_all(kind: str, features: Features) -> Features:
+        return {
+            owner: {
+                name: _narrowed(f"{kind} feature {name!r} of {owner!r}", name, info, feat_dtype)
+                for name, info in table.items()
+            }
+            for owner, table in features.items()
+        }
 
-    of_nodes = {owner: dict(of_table("node", owner, table)) for owner, table in nodes.items()}
-    of_edges = {owner: dict(of_table("edge", owner, table)) for owner, table in edges.items()}
-    return of_nodes, of_edges
+    return of_all("node", nodes), of_all("edge", edges)
 
 
-def _is_meant(name: str, info: FeatureInfo) -> bool:
-    return info.dtype in WIDE and not info.narrow and len(info.shape) > 0 and name != _TIMES
-
-
-def _named(title: str, name: str, info: FeatureInfo, dtype: str) -> FeatureInfo:
+def _narrowed(title: str, name: str, info: FeatureInfo, feat_dtype: FeatDtype) -> FeatureInfo:
+    if not feat_dtype:
+        return info
+    is_float = info.dtype in WIDE and not info.narrow
+    if isinstance(feat_dtype, str):
+        is_meant = is_float and len(info.shape) > 0 and name != _TIMES
+        return info._replace(narrow=feat_dtype) if is_meant else info
+    dtype = feat_dtype.get(name, info.stored)
+    if dtype == info.stored:
+        return info
     if name == _TIMES:
         raise InvalidArgumentError(f"feat_dtype: {title} is of times, which are not to be rounded")
-    if info.stored == dtype:
-        return info
-    if info.dtype not in WIDE or info.narrow:
+    if not is_float:
         stored = f"stored as {info.narrow}" if info.narrow else info.dtype
         raise InvalidArgumentError(f"feat_dtype: {title} is {stored}, and cannot be made {dtype}")
     return info._replace(narrow=dtype)

@@ -7,9 +7,9 @@ share, the report of the partitioning, its identity, its content, which every sh
 of this except the report and the paths of the shards.
 """
 
-import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,14 +24,13 @@ from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation
-from mpigraph.storage.files import NewFile, open_regular
+from mpigraph.storage.files import NewFile, checksum, open_regular
 from mpigraph.storage.format import own_relations
 
 CONFIG_FORMAT = "mpigraph"
 CONFIG_VERSION = 6
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
-_NO_CHECKSUM = ("report", "checksum")  # beside the paths
 
 
 class FeatureInfo(NamedTuple):
@@ -136,7 +135,11 @@ class PartConfig:
     @cached_property
     def shared_begins(self) -> I64:
         """int64[shared relations + 1, parts]: the first edge of each relation in the tables that they share."""
-        counts = np.diff(self.book.edge_table[list(self.shared)], axis=1)
+        return self._begins(self.shared)
+
+    def _begins(self, relations: Sequence[int]) -> I64:
+        """Return int64[relations + 1, parts], where the edges of each begin in a table of these."""
+        counts = np.diff(self.book.edge_table[list(relations)], axis=1)
         begins: I64 = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
         return begins
 
@@ -162,21 +165,13 @@ class PartConfig:
         return own_relations(self.schema, self.shared)
 
     @cached_property
-    def with_features(self) -> list[int]:
-        """The relations whose edges have features."""
-        if not any(self.edge_features.values()):
-            return []
-        return [r for r, key in enumerate(self.schema.relation_keys) if self.edge_features[key]]
-
-    @cached_property
     def begins_of_features(self) -> dict[tuple[int, str], I64]:
         """By relation id and name int64[parts], the first row of a feature in the dataset that relations share."""
-        begins = {}
-        for name, relations in self.shared_features:
-            counts = np.diff(self.book.edge_table[list(relations)], axis=1)
-            firsts = np.cumsum(counts, axis=0) - counts
-            begins.update({(relation, name): of_parts for relation, of_parts in zip(relations, firsts, strict=True)})
-        return begins
+        return {
+            (relation, name): begins
+            for name, relations in self.shared_features
+            for relation, begins in zip(relations, self._begins(relations)[:-1], strict=True)
+        }
 
     @property
     def num_parts(self) -> int:
@@ -235,7 +230,7 @@ class PartConfig:
         path = Path(path)
         text = text_of(path) if text is None else text
         try:
-            content = json.loads(text.decode())
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:
             what = f"not a valid JSON file: {error}" if path.suffix == ".json" else _not_cut(path)
             raise PartitionError(f"{path}: {what}") from error
@@ -245,10 +240,8 @@ class PartConfig:
             raise PartitionError(f"{damaged}: it was changed after it was written")
         try:
             return cls._from_json(path, content)
-        except KeyError as error:  # paths are outside the checksum
-            raise PartitionError(f"{damaged}: {error} is missing") from error
-        except PartitionError as error:
-            raise PartitionError(f"{path}: {error}") from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # paths are outside the checksum
+            raise PartitionError(f"{damaged}: {error!r}") from error
 
     def _to_json(self) -> dict[str, Any]:
         tables = np.array(self.book.node_offsets), self.book.edge_table
@@ -323,8 +316,9 @@ def check_graph_name(name: str) -> None:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    depended_on = {key: value for key, value in content.items() if not _is_free(key)}
-    return hashlib.sha256(json.dumps(depended_on, sort_keys=True).encode()).hexdigest()
+    """Return the checksum of all but the report and the paths: shards identify themselves, wherever they are."""
+    free = ("report", "checksum")
+    return checksum({key: of for key, of in content.items() if key not in free and not key.startswith("part-")})
 
 
 def _offsets(counts: Sequence[Sequence[int]]) -> I64:
@@ -344,17 +338,12 @@ def _not_cut(path: Path) -> str:
     )
 
 
-def _check_format(path: Path, content: object) -> None:
+def _check_format(path: Path, content: Any) -> None:
     """Raise PartitionError unless the file is of this format and version; recognise DGL's files."""
-    if not isinstance(content, dict):
-        raise PartitionError(f"{path}: not a partition configuration (the top level is no object)")
-    if content.get("format") != CONFIG_FORMAT:
-        part = content.get("part-0")
-        names = [str(name) for name in part.values()] if isinstance(part, dict) else []
-        if any(name.endswith((".dgl", ".pt")) for name in names):
+    if not isinstance(content, dict) or content.get("format") != CONFIG_FORMAT:
+        if isinstance(content, dict) and re.search(r'\.(dgl|pt)"', json.dumps(content.get("part-0"))):
             raise PartitionError(
-                f"{path}: written by DGL (its parts are {', '.join(names)}): bring it in by "
-                f"python -m mpigraph partition {path} -o FOLDER, which keeps its parts"
+                f"{path}: written by DGL: python -m mpigraph partition {path} -o FOLDER keeps its parts"
             )
         raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
     version = content.get("format_version")
@@ -382,10 +371,5 @@ def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dic
 def _inner_path(path: str) -> str:
     """Return a path of a file, which a command may copy to the same place below another folder."""
     if path.startswith("/") or ".." in path.split("/"):
-        raise PartitionError(f"{path!r} is no path inside the graph's folder")
+        raise ValueError(f"{path} is no path inside the graph's folder")
     return path
-
-
-def _is_free(key: str) -> bool:
-    """Return whether a key is outside the checksum: shards identify themselves, wherever they are."""
-    return key in _NO_CHECKSUM or key.startswith("part-")

@@ -14,10 +14,8 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import h5py
@@ -87,15 +85,14 @@ class ShardWriter:
             self._target.discard()
             raise
         names = {"magic": FORMAT_NAME, "version": FORMAT_VERSION, "graph_name": graph_name, "part": part}
-        for name, value in (names | {"identity": identity}).items():
-            _set_attribute(self._file, name, value)
+        _set_attributes(self._file, **names, identity=identity)
         self._begun: list[DatasetWriter] = []
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
         """Begin a dataset of a full shape and a logical dtype, to append rows to; several may be in progress."""
         rows = DatasetWriter(self._file, self._target, name, shape, dtype)
         self._begun.append(rows)
-        check_space(self._path.parent, rows.nbytes, f"dataset {name!r} of {self._path}")
+        check_space(self._path.parent, rows.dataset.nbytes, f"dataset {name!r} of {self._path}")
         return rows
 
     def add(self, name: str, values: Array, dtype: str | None = None) -> None:
@@ -120,9 +117,7 @@ class ShardWriter:
     def __enter__(self) -> "ShardWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self.close()
@@ -135,17 +130,12 @@ class DatasetWriter:
 
     def __init__(self, file: Any, target: FileOfHDF5, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._target = target
-        stored = storage_dtype(dtype)
-        self.name = name
-        self._shape = tuple(int(size) for size in shape)
         # without times, equal contents are equal files
-        self._dataset = file.create_dataset(name, shape=self._shape, dtype=stored, track_times=False)
-        self._segment = segment_rows(self._shape[0], stored.itemsize * int(np.prod(self._shape[1:])))
-        _set_attribute(self._dataset, "dtype", dtype)
-        _set_attribute(self._dataset, "segment_rows", self._segment)
-        self.nbytes = stored.itemsize * math.prod(self._shape)
+        self.dataset = file.create_dataset(name, shape, storage_dtype(dtype), track_times=False)
+        self._segment = segment_rows(len(self.dataset), self.dataset.dtype.itemsize * math.prod(shape[1:]))
+        _set_attributes(self.dataset, dtype=dtype, segment_rows=self._segment)
         self._done = 0
-        self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
+        self._crcs = np.zeros(-(-len(self.dataset) // self._segment), np.uint32)
 
     def write(self, rows: Array) -> None:
         """Append rows ``[k, ...]`` in the storage dtype, and extend the checksums of their segments.
@@ -154,19 +144,14 @@ class DatasetWriter:
             StorageError: they cannot be written.
         """
         end = self._done + len(rows)
-        if rows.dtype != self._dataset.dtype or rows.shape[1:] != self._shape[1:] or end > self._shape[0]:
-            form, got = f"{self._dataset.dtype}{list(self._shape)}", f"{rows.dtype}{list(rows.shape)}"
-            raise InvalidArgumentError(f"dataset {self.name!r} is {form} (got {got} behind {self._done} rows)")
-        if rows.size == 0:
-            self._done = end
-            return
-        rows = np.ascontiguousarray(rows)
-        beside = rows.nbytes >= _BESIDE
-        summing = threading.Thread(target=self._sum, args=(rows,), name="mpigraph-checksums")
-        summing.start() if beside else summing.run()
-        self._dataset.write_direct(rows, dest_sel=np.s_[self._done : end])
-        if beside:
-            summing.join()
+        if rows.size:
+            rows = np.ascontiguousarray(rows)
+            beside = rows.nbytes >= _BESIDE
+            summing = threading.Thread(target=self._sum, args=(rows,), name="mpigraph-checksums")
+            summing.start() if beside else summing.run()
+            self.dataset.write_direct(rows, dest_sel=np.s_[self._done : end])
+            if beside:
+                summing.join()
         self._done = end
         self._target.check()
 
@@ -177,9 +162,9 @@ class DatasetWriter:
 
     def finish(self) -> None:
         """Store the checksums. Every row must have been written."""
-        if self._done != self._shape[0]:
-            raise InvalidArgumentError(f"dataset {self.name!r} has {self._shape[0]} rows (got only {self._done})")
-        _set_attribute(self._dataset, "crc32", self._crcs)
+        if self._done != len(self.dataset):
+            raise InvalidArgumentError(f"{self.dataset.name} has {len(self.dataset)} rows (got {self._done})")
+        _set_attributes(self.dataset, crc32=self._crcs)
 
 
 class ShardReader:
@@ -213,10 +198,15 @@ class ShardReader:
         self.path = Path(path)
         if not self.path.exists():
             raise ShardFormatError(f"{self.path}: shard file is missing")
+        names: list[bytes] = []
+
+        def note(name: bytes, info: Any) -> None:
+            if info.type == h5py.h5o.TYPE_DATASET:
+                names.append(name)
+
         with self._failures("the file header"), h5py.File(self.path, "r", locking=False) as file:
             self._check_header(file, graph_name, part, identity)
-            names: list[bytes] = []
-            h5py.h5o.visit(file.id, partial(_note_dataset, names), info=True)
+            h5py.h5o.visit(file.id, note, info=True)
             self._datasets = {name.decode(): self._described(file.id, name) for name in names}
 
     def names(self) -> list[str]:
@@ -231,18 +221,13 @@ class ShardReader:
         """Return shape, dtype and checksums of every dataset."""
         return {name: (of.info, of.crcs.tobytes()) for name, of in self._datasets.items()}
 
-    def segment(self, name: str) -> int:
-        """Return the rows of a dataset that one checksum is for. Raises ShardFormatError if it is missing."""
-        return self._dataset(name).segment
-
-    def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
-        """Read rows ``[begin, begin + len(out))`` straight into ``out``.
+    def read_into(self, name: str, out: Array, begin: int = 0) -> None:
+        """Read rows ``[begin, begin + len(out))`` straight into ``out``, and check all segments that they touch.
 
         Args:
             name: dataset.
             out: C-contiguous ``[k, ...]`` in the storage dtype; filled here.
             begin: first row.
-            verify: check the checksums of all segments touched.
 
         Raises:
             ShardFormatError: the dataset is missing, has another dtype or shape, or is damaged.
@@ -261,8 +246,7 @@ class ShardReader:
             return
         with self._failures(f"dataset {name!r}"), open(self.path, "rb", buffering=0) as file:
             _fill(file, dataset, out, begin)
-            if verify:
-                self._verify(file, name, dataset, out, begin)
+            self._verify(file, name, dataset, out, begin)
 
     def _verify(self, file: FileIO, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
@@ -286,20 +270,18 @@ class ShardReader:
                     f"{self.path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
                 )
 
-    def read(self, name: str, begin: int = 0, end: int | None = None, verify: bool = True) -> Array:
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> Array:
         """Return rows ``[begin, end)`` of a dataset in its storage dtype."""
         shape, logical = self.info(name)
         end = shape[0] if end is None else end
         out = np.empty((end - begin, *shape[1:]), storage_dtype(logical))
-        self.read_into(name, out, begin, verify)
+        self.read_into(name, out, begin)
         return out
 
     def __enter__(self) -> "ShardReader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._datasets.clear()
 
     def _check_header(self, file: Any, *expected: object) -> None:
@@ -323,10 +305,7 @@ class ShardReader:
         with self._failures(f"dataset {name.decode()!r}"):
             item = h5py.h5o.open(file, name)
             dtype, segment, crcs = (_attribute(item, key) for key in (b"dtype", b"segment_rows", b"crc32"))
-            begin = item.get_offset()
-            if begin is None and 0 not in item.shape:
-                raise ValueError("its rows do not lie in this file")
-            return Dataset(begin or 0, DatasetInfo(item.shape, _plain(dtype)), int(segment), crcs)
+            return Dataset(item.get_offset() or 0, DatasetInfo(item.shape, _plain(dtype)), int(segment), crcs)
 
     def _dataset(self, name: str) -> Dataset:
         if name not in self._datasets:
@@ -401,11 +380,6 @@ def _fill(file: FileIO, dataset: Dataset, out: Array, begin: int) -> None:
         place += count
 
 
-def _note_dataset(names: list[bytes], name: bytes, info: Any) -> None:
-    if info.type == h5py.h5o.TYPE_DATASET:
-        names.append(name)
-
-
 def _attribute(item: Any, name: bytes) -> Any:
     """Return an attribute of an HDF5 object, in half of the time of ``attrs``."""
     attribute = h5py.h5a.open(item, name)
@@ -423,9 +397,10 @@ def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]
         begin = stop
 
 
-def _set_attribute(item: Any, name: str, value: Any) -> None:
-    """Give an HDF5 object an attribute; text becomes a string of fixed length."""
-    item.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else value
+def _set_attributes(item: Any, **attributes: Any) -> None:
+    """Give an HDF5 object attributes; text becomes a string of fixed length."""
+    for name, value in attributes.items():
+        item.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

@@ -8,8 +8,7 @@ divided where their destinations are.
 
 import math
 import mmap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,7 +84,7 @@ def read_config(world: "World", part_config: str, doing: str) -> PartConfig:
     Raises:
         PartitionError: it is missing or damaged, or differs between nodes; on every rank.
     """
-    from mpigraph.mpi.agree import allgather_bytes, share_bytes, together
+    from mpigraph.mpi.agree import same, share_bytes, together
 
     text = b""
     with together(world.comm, doing):
@@ -94,36 +93,8 @@ def read_config(world: "World", part_config: str, doing: str) -> PartConfig:
     text = share_bytes(world.node, text)
     with together(world.comm, doing):
         config = PartConfig.read(part_config, text)
-    with world.watch("comparing partition configurations"):
-        check_same(partial(allgather_bytes, world.comm), config)
+    same(world.comm, f"{part_config}: nodes have different graphs there", {"checksum": config.checksum}, PartitionError)
     return config
-
-
-@collective("ranks")
-def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> None:
-    """Check that all ranks have read one and the same partitioning.
-
-    Args:
-        gather: gives every rank the bytes of every rank, in rank order.
-        config: as this rank has read it.
-
-    Raises:
-        PartitionError: they have not; on every rank.
-    """
-    text = f"{config.checksum} partitioning {config.identity} at {config.path}"
-    replies = [reply.decode() for reply in gather(text.encode(errors="backslashreplace"))]  # a path may be no text
-    ranks: dict[str, list[int]] = {}  # by checksum
-    for rank, reply in enumerate(replies):
-        ranks.setdefault(reply.partition(" ")[0], []).append(rank)
-    if len(ranks) > 1:
-        from mpigraph.mpi.agree import everywhere
-
-        kinds = [f"{replies[of[0]].partition(' ')[2]} on rank {', '.join(map(str, of))}" for of in ranks.values()]
-        raise everywhere(
-            PartitionError(
-                f"graph {config.graph_name!r}: nodes have different partitionings under one name: {'; '.join(kinds)}"
-            )
-        )
 
 
 def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
@@ -148,15 +119,12 @@ def memory_by_tensor(config: PartConfig, hosts: RangeBook) -> list[tuple[str, I6
     sizes = [("topology", topology)]
     for t, ntype in enumerate(schema.ntypes):
         sizes += _features(ntype, hosts.node_offsets[t], config.node_features[ntype])
-    together = {(r, name) for name, relations in config.shared_features for r in relations}
     for name, relations in config.shared_features:
         edges = np.append(0, np.cumsum(np.diff(hosts.edge_table[list(relations)], axis=1).sum(axis=0)))
         info = config.edge_features[schema.relation_key(relations[0])][name]
         sizes += _features(f"{len(relations)} relations", edges, {name: info})
-    for r in config.with_features:
-        key = schema.relation_key(r)
-        apart = {name: info for name, info in config.edge_features[key].items() if (r, name) not in together}
-        sizes += _features(key, hosts.edge_offsets[r], apart)
+    for r, key in enumerate(schema.relation_keys):
+        sizes += _features(key, hosts.edge_offsets[r], config.own_features(r))
     return sizes
 
 

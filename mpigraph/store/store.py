@@ -441,6 +441,6 @@ def _features_of(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]
     for t, ntype in enumerate(schema.ntypes):
         for name, info in sorted(config.node_features[ntype].items()):
             yield Policy(True, t), name, info
-    for r in config.with_features:
-        for name, info in sorted(config.edge_features[schema.relation_key(r)].items()):
+    for r, key in enumerate(schema.relation_keys):
+        for name, info in sorted(config.edge_features[key].items()):
             yield Policy(False, r), name, info

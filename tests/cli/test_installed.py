@@ -14,13 +14,6 @@ from jobs import ROOT, clean_environment, mpiexec, run_job
 import mpigraph
 
 pytestmark = pytest.mark.slow
-PARTITION = """
-import mpigraph as mg
-g = mg.data.generate(1000, 16000, feat_dim=16, num_classes=4, homophily=0.9)
-for ours, theirs in (("feat", "features"), ("label", "labels")):
-    g.ndata[theirs] = g.ndata.pop(ours)
-mg.distributed.partition_graph(g, "g", 2, "parts", part_method="random")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +110,6 @@ def test_examples_and_slurm_scripts_come_along(installed: Path, tmp_path: Path) 
         assert again.status == 2 and "give another folder" in again.stderr
     done = ran(installed, tmp_path, "examples/quickstart.py", ranks=2)
     assert done.status == 0 and float(done.stdout.split()[-1]) > 0.5, done.output
-
-
-def test_a_script_of_dgl(installed: Path, tmp_path: Path) -> None:
-    script = ROOT / "tests" / "compat" / "scripts" / "node_classification.py"
-    (tmp_path / "train.py").write_text(script.read_text())
-    assert ran(installed, tmp_path, "-c", PARTITION).status == 0
-    words = ("-m", "mpigraph", "run", "--as-dgl", "train.py", "--graph_name", "g", "--part_config", "parts/g.json")
-    done = ran(installed, tmp_path, *words, ranks=2)
-    accuracy = re.search(r"^Val Acc ([\d.]+)$", done.stdout, re.MULTILINE)
-    assert done.status == 0 and accuracy and float(accuracy[1]) > 0.7, done.output  # a quarter by chance
 
 
 def test_types_of_an_installed_library(installed: Path, tmp_path: Path) -> None:

@@ -152,13 +152,11 @@ def test_what_the_arguments_become(capsys, tmp_path):
     assert result[result.index("-ppn") + 1] == "2"
 
 
+WORDS = ("a,b", "-oProxyCommand=x", "a;b", "$(x)")  # that are no hosts
 BAD_HOSTS = [
-    ("# mine\n\na b c\n", ":3: expected 'ADDRESS [PORT]' (got 'a b c')"),
-    ("node1\nNODE1 30051\n", "ip_config.txt:1"),
-    ("a,b\n", ":1: neither an address nor a host name: 'a,b'"),
-    ("-oProxyCommand=x\n", ":1: neither an address nor a host name: '-oProxyCommand=x'"),
-    ("a;b\n", ":1: neither an address nor a host name: 'a;b'"),
-    ("$(x)\n", ":1: neither an address nor a host name: '$(x)'"),
+    ("# mine\n\na b c\n", ":3: expected 'ADDRESS [PORT]', each host once (got 'a b c')"),
+    ("node1\nNODE1 30051\n", ":2: expected 'ADDRESS [PORT]', each host once (got 'NODE1 30051')"),
+    *((f"{word}\n", f":1: expected 'ADDRESS [PORT]', each host once (got '{word}')") for word in WORDS),
     ("# no host\n", "names no host"),
 ]
 
@@ -167,10 +165,9 @@ def test_good_lines(tmp_path):
     write_hosts(
         tmp_path, "\ufeff# machines\n\n 10.0.0.1\t30050 # first\nnode-2.local 1\r\nfe80::1%eth0\n::ffff:10.0.0.9\n"
     )
-    names = [host.name for host in read_hosts(tmp_path / "ip_config.txt")]
-    assert names == ["10.0.0.1", "node-2.local", "fe80::1%eth0", "::ffff:10.0.0.9"]
+    assert read_hosts(tmp_path / "ip_config.txt") == ["10.0.0.1", "node-2.local", "fe80::1%eth0", "::ffff:10.0.0.9"]
     (tmp_path / "ip_config.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidArgumentError, match="not a text file"):
+    with pytest.raises(InvalidArgumentError, match="cannot read the list of hosts: .utf-8. codec"):
         read_hosts(tmp_path / "ip_config.txt")
 
 
@@ -181,7 +178,7 @@ WRONG = [
     (("--num_trainers", 0, "c"), "--num_trainers must be >= 1 (got 0)"),
     (("c", "--extra_envs", "A"), "--extra_envs must be NAME=VALUE, once for each name (got A)"),
     (("--launcher_flags=-x '", "c"), "--launcher_flags cannot be split"),
-    (("--ip_config", "none.txt", "c"), "none.txt: cannot read the list of hosts: No such file"),
+    (("--ip_config", "none.txt", "c"), "none.txt: cannot read the list of hosts: [Errno 2] No such file"),
     (("--mpiexec", "/none/mpiexec", "c"), "--mpiexec /none/mpiexec: no such program"),
     (("--mpiexec", "/bin/true", "c"), "is of an unknown MPI library (--version says"),
 ]
@@ -204,8 +201,6 @@ def test_what_cannot_be_started_is_said(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "no launcher: no mpiexec beside" in dry_run(capsys, tmp_path, "c", status=2)
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert "there is no srun on PATH" in dry_run(capsys, tmp_path, "c", status=2)
 
 
 def test_too_many_hosts_for_the_allocation(capsys, tmp_path, slurm):

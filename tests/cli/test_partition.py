@@ -1,6 +1,5 @@
 """The command line: inputs end in the same shards (readers: tests/formats); wrong ones in status 2 and one line."""
 
-import gzip
 import json
 import re
 import shutil
@@ -18,12 +17,6 @@ from mpigraph.formats.readers import read_source
 from mpigraph.storage.part_config import PartConfig
 
 
-def write_csv(path, table, fmt):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt") as file:
-        np.savetxt(file, table, fmt=fmt, delimiter=",")
-
-
 def run(*arguments):
     return main(["partition", *map(str, arguments)])
 
@@ -32,7 +25,7 @@ def test_a_scratch_folder_without_space_is_an_error_at_once(tmp_path, capsys, mo
     graph = write_typed_npz(tmp_path / "g.npz")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1 << 10))
     assert run(graph, "--parts", 2, "--method", "multilevel", "-o", tmp_path / "out") == 2
-    assert "out lacks space: temporary files of 1 rank(s) needs 0.0 MiB" in capsys.readouterr().err
+    assert "out lacks space: temporary files of 1 rank(s) needs " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -91,38 +84,11 @@ def write_typed_npz(path):
     return path
 
 
-def write_typed_ogb(path):
-    raw, label = path / "raw", OF_PAPERS["label"].astype(np.float64)
-    label[label < 0] = np.nan
-    edges = {"___".join(relation): np.stack(ends) for relation, ends in zip(EDGES, TYPED.edges, strict=True)}
-    for name, ends in edges.items():
-        write_csv(raw / "relations" / name / "edge.csv.gz", ends.T, "%d")
-    write_lines(raw / "num-node-dict.csv.gz", [",".join(COUNTS), ",".join(map(str, COUNTS.values()))])
-    write_lines(raw / "triplet-type-list.csv.gz", [",".join(relation) for relation in reversed(EDGES)])
-    write_csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", OF_PAPERS["feat"], "%.9g")
-    write_csv(raw / "node-label" / "paper" / "node-label.csv.gz", label, "%.1f")
-    for split, ogb_split in (("train", "train"), ("val", "valid"), ("test", "test")):
-        ids = np.flatnonzero(OF_PAPERS[f"{split}_mask"])
-        write_csv(path / "split" / "time" / "paper" / f"{ogb_split}.csv.gz", ids, "%d")
-    return path
-
-
-def write_lines(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(path, "wt") as file:
-        file.write("\n".join(lines) + "\n")
-
-
 BALANCE = ("--balance-train", "--balance-edges")
-TYPED_WRITERS = {
-    "dense npz": lambda tmp: write_typed_npz(tmp / "g.npz"),
-    "ogb": lambda tmp: write_typed_ogb(tmp / "g"),
-}
 
 
-@pytest.mark.parametrize("kind", TYPED_WRITERS)
-def test_every_typed_input_gives_the_graph(tmp_path, capsys, kind):
-    path = TYPED_WRITERS[kind](tmp_path)
+def test_a_typed_input_gives_the_graph(tmp_path, capsys):
+    path = write_typed_npz(tmp_path / "g.npz")
     source = read_source(path)
     assert source.schema == TYPED.schema and source.num_nodes == TYPED.num_nodes
     for result, expected in zip(source.edges, TYPED.edges, strict=True):
@@ -167,14 +133,6 @@ def x_npz(**arrays):
     return lambda tmp: np.savez(tmp / "x.npz", **arrays) or tmp / "x.npz"
 
 
-def ogb_without(name):
-    def write(tmp):
-        (write_typed_ogb(tmp / "g") / "raw" / name).unlink()
-        return tmp / "g"
-
-    return write
-
-
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -196,8 +154,6 @@ def ogb_without(name):
         ),
         (x_npz(a__num_nodes=3, a__to__a__src=[0]), "KeyError.'a__to__a__dst'"),
         (x_npz(a__num_nodes=3, a__label=[0, 1]), "'label' of 'a' must have 3 rows"),
-        (ogb_without("num-node-dict.csv.gz"), "num-node-dict.csv.gz is missing"),
-        (ogb_without("relations/paper___cites___paper/edge.csv.gz"), "paper___cites___paper/edge.csv.gz is missing"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, message):
@@ -205,19 +161,3 @@ def test_wrong_input_is_one_line_and_status_2(tmp_path, capsys, make, message):
     assert run(make(tmp_path), "--parts", 2, "-o", tmp_path / "out", *more) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(lines) == 1 and re.search(message, lines[0]), lines
-
-
-def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
-    path = write_typed_ogb(tmp_path / "g")
-    for name, lines, message in (
-        ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
-        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the types"),
-        ("split/time/paper/valid.csv.gz", ["90"], "paper/valid.csv.gz, row 0: there is no node 90 among 90"),
-        ("raw/relations/paper___in___field/edge.csv.gz", ["1,2,3"], "edge.csv.gz: .* Expected 2 columns, got 3"),
-    ):
-        kept = (path / name).read_bytes()
-        write_lines(path / name, lines)
-        with pytest.raises(GraphDataError, match=message):
-            read_source(path)
-        (path / name).write_bytes(kept)
-    read_source(path)

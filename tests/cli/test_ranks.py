@@ -39,16 +39,6 @@ def test_generate_by_mpiexec_writes_what_one_process_does(tmp_path: Path, capsys
     assert contents(tmp_path / "three") == contents(tmp_path / "one")
 
 
-@pytest.mark.slow
-def test_errors_of_a_started_command_are_told_once(tmp_path: Path) -> None:
-    done = generate(2, "--nodes", 1, "--edges", 4, "-o", tmp_path / "x")
-    error = "error: checking the options failed on every rank: num_nodes must be an integer >= 2 (got 1)\n"
-    assert done.status == 2 and done.stderr == f"mpigraph generate: {error}", done.output
-    (tmp_path / "file").write_text("")
-    done = generate(2, *SIZES, "-o", tmp_path / "file")
-    assert done.status == 2 and done.stderr.count("error: ") == 1 and "Not a directory" in done.stderr, done.output
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [

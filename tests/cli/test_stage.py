@@ -71,10 +71,7 @@ def test_hosts_are_numbered_as_the_job_numbers_them() -> None:
     assert staging.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
     assert staging.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
     for servers in (1, 2, 3):  # one rank on each node is enough to stage by
-        assert staging.hosts_of_nodes([[0], [1]], servers) == [
-            list(range(servers)),
-            list(range(servers, 2 * servers)),
-        ]
+        assert staging.hosts_of_nodes([[0], [1]], servers) == [list(range(servers)), list(range(servers, 2 * servers))]
 
 
 def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:
@@ -130,9 +127,7 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
         stage(config, [0], config.directory)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1 << 10))
-        with pytest.raises(
-            StorageError, match=r"lacks space: staging to this node needs 0.\d MiB, but 0.0 MiB are free"
-        ):
+        with pytest.raises(StorageError, match=r"lacks space: staging to this node needs [\d.]+ KiB, and 1.0 KiB are"):
             stage(config, [0], tmp_path / "full")
     (tmp_path / "part0").mkdir()
     with open(tmp_path / "part0" / ".graph.h5.tmp", "w") as other:
@@ -143,7 +138,7 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "less/part2/graph.h5").unlink()
     less = PartConfig.read(tmp_path / "less" / "oracle.json")
     assert stage(less, [0], tmp_path) == 3
-    with pytest.raises(PartitionError, match=r"part2/graph.h5: No such file .*part 2"):
+    with pytest.raises(FileNotFoundError, match=r"part2/graph.h5"):
         stage(less, [2], tmp_path)
 
 
@@ -170,13 +165,13 @@ def test_the_command_alone_brings_everything(
 ) -> None:
     status, out, err = run_stage(oracle(3), tmp_path / "to")
     assert status == 0 and out == f"{tmp_path / 'to' / 'oracle.json'}\n"
-    assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \(0.\d MiB\), 0 kept", err)
+    assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \([\d.]+ KiB\), 0 kept", err)
     staged = PartConfig.read(out.strip())
     assert staged.files == PartConfig.default_files(3)
     assert all(staged.part_path(k, "part_graph").is_file() for k in range(3))
     with monkeypatch.context() as patch:  # nothing can be written there any more
         patch.setattr(files, "_open_new", read_only)
-        assert "0 files copied (0.0 MiB), 9 kept" in run_stage(oracle(3), tmp_path / "to")[2]
+        assert "0 files copied (0.0 KiB), 9 kept" in run_stage(oracle(3), tmp_path / "to")[2]
     (tmp_path / "to" / "oracle.json").unlink()
     assert run_stage(oracle(3), tmp_path / "to")[1] == out
 
@@ -189,11 +184,7 @@ def test_each_node_gets_its_parts(
     to = comm.bcast(tmp_path / "to")
     status, out, err = run_stage(oracle(4), to, ranks_per_node=2, servers=servers)
     assert status == 0 and out == f"{to / 'oracle.json'}\n"
-    check_nodes(err)
-
-
-def check_nodes(report: str) -> None:
-    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", report) == [("0", "0, 1"), ("1", "2, 3")], report
+    assert re.findall(r"node (\d) .*part\(s\) (.*): 6 files", err) == [("0", "0, 1"), ("1", "2, 3")], err
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)
@@ -236,6 +227,4 @@ def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
     assert "staging to node 0 (" in done.stderr and "staging to node 1 (" in done.stderr
-    assert (
-        len(re.findall(r"lacks space: staging to node \d \S+ needs 0.\d MiB, but 0.0 MiB are free", done.stderr)) == 2
-    )
+    assert len(re.findall(r"lacks space: staging to node \d \S+ needs .+, and .+ are free", done.stderr)) == 2

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damaged import flip, rewrite
-from jobs import clean_environment, mpiexec, run_job, warm_python
+from jobs import clean_environment, run_job
 from mpi4py import MPI
 from oracle import write_oracle
 
@@ -59,12 +59,13 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
         flip(copy.parent / "part3/node_feat.h5", "_N/feat")
         (copy.parent / "part3/edge_feat.h5").unlink()
         (copy.parent / "part1/node_feat.h5").write_bytes((copy.parent / "part2/node_feat.h5").read_bytes())
-        shutil.copy(write_other(copy.parent / "other") / "part1/edge_feat.h5", copy.parent / "part1/edge_feat.h5")
+        write_oracle(copy.parent / "other", 4, seed=1)
+        shutil.copy(copy.parent / "other/part1/edge_feat.h5", copy.parent / "part1/edge_feat.h5")
     comm.Barrier()
     status, out, errors = verify(copy)
     assert (status, out) == (2, "")
     expected = [
-        rf"part0/graph.h5: dataset '{OF_GRAPH}/indices' .* \(and 1 more\)",
+        rf"part0/graph.h5: dataset '{OF_GRAPH}/indices' is damaged",
         "part1/edge_feat.h5: belongs to another partitioning",
         "part1/node_feat.h5: belongs to part 2, not to part 1",
         "part2/edge_feat.h5: dataset '_N:_E:_N/weight' is damaged: the checksum of rows 0 to",
@@ -76,11 +77,6 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
         assert re.search(pattern, error), error
 
 
-def write_other(directory: Path) -> Path:
-    write_oracle(directory, 4, seed=1)
-    return directory
-
-
 def add(number: int, at: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda rows: rows + np.where(np.arange(len(rows)) == at, number, 0).astype(rows.dtype)
 
@@ -90,7 +86,6 @@ CONTRADICTIONS = {
     "sources that fall": ("indices", lambda rows: rows[::-1], "indices' contradicts itself: edge"),
     "indptr that falls": ("indptr", add(1000, 3), "indptr' contradicts itself"),
     "indptr that does not end": ("indptr", lambda rows: np.minimum(rows, rows[-1] - 1), "indptr' contradicts itself"),
-    "a wrong degree": ("out_degrees", add(1, 2), r"oracle.json: the out-degrees of _N:_E:_N in its parts are not"),
 }
 
 
@@ -114,7 +109,7 @@ def test_contents_are_checked_under_right_checksums(
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_ranks_that_see_different_graphs(comm: MPI.Intracomm, oracle, verify: Callable[[object], Outcome]) -> None:
     status, _, errors = verify(oracle(4) if comm.rank == 0 else oracle(2))
-    assert status == 2 and len(errors) == 1 and "different partitionings under one name" in errors[0]
+    assert status == 2 and len(errors) == 1 and "nodes have different graphs there" in errors[0]
 
 
 @pytest.mark.slow
@@ -127,13 +122,3 @@ def test_plain_python_needs_no_mpi(oracle) -> None:
     )
     done = run_job([sys.executable, "-c", script], clean_environment())
     assert done.status == 0 and "6 files" in done.stdout, done.output
-
-
-@pytest.mark.slow
-def test_a_job_ends_with_the_status(oracle, tmp_path: Path) -> None:
-    start = [*mpiexec(3), *warm_python(), "-m", "mpigraph", "verify"]
-    assert run_job([*start, oracle(4)], clean_environment()).status == 0
-    shutil.copytree(Path(oracle(4)).parent, tmp_path / "bad")
-    flip(tmp_path / "bad/part1/node_feat.h5", "_N/feat")
-    done = run_job([*start, tmp_path / "bad/oracle.json"], clean_environment())
-    assert done.status == 2 and done.stderr.count("error: ") == 1, done.output

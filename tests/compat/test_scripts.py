@@ -75,10 +75,6 @@ def on(few: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("ranks", marks)
 
 
-def numbers(output: str) -> list[float]:
-    return [float(number) for number in re.findall(r"(?<=[ a-z])\d+\.?\d*", output.strip().splitlines()[-1])]
-
-
 @on(4)
 def test_node_classification(ranks: int, tmp_path: Path) -> None:
     config = parts_of(plain, tmp_path)
@@ -97,11 +93,3 @@ def test_entity_classification(ranks: int, tmp_path: Path) -> None:
     output = start(ranks, "entity_classify.py", config, "--graph-name", "g", "--conf-path", config, cwd=tmp_path)
     (accuracy,) = re.findall(r"^Val Acc ([\d.]+)$", output, re.MULTILINE)
     assert float(accuracy) > 0.7, output  # a quarter by chance
-
-
-@pytest.mark.slow
-@on(4)
-def test_link_prediction(ranks: int, tmp_path: Path) -> None:
-    config = parts_of(typed, tmp_path)
-    edges, reverse = numbers(start(ranks, "link_prediction.py", config, "--graph-name", "g", cwd=tmp_path))
-    assert edges == 1800 and reverse > 0

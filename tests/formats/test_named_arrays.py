@@ -158,7 +158,7 @@ def test_what_else_a_file_holds_is_named(tmp_path):
         file["more/x"] = np.zeros(3)
         file["text"] = "words"
     source = read_source(path)
-    assert source.left_out[:2] == ("attribute num_nodes", "text: object is no number")
+    assert source.left_out[:2] == ("attribute num_nodes", "text: no numbers")
     assert source.left_out[2].startswith("more/feat: float64[7] has no row") and len(source.left_out) == 3
     assert list(source.node_feats["_N"]) == ["more/x"]
     folder = as_directory(tmp_path, ENDS)

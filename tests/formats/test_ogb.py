@@ -70,7 +70,7 @@ def write_typed(folder):
     write(raw / "node-feat" / "paper" / "node_year.csv.gz", 2010, 2011, 2012)
     write(raw / "node-feat" / "paper" / "node-feat.csv.gz", "1,2", "3,4", "5,6")
     write(raw / "nodetype-has-label.csv.gz", "author,paper", "False,True")
-    write(raw / "node-label" / "paper" / "node-label.csv.gz", 0, 1, 2)
+    write(raw / "node-label" / "paper" / "node-label.csv.gz", 0, "nan", 2)
     for name in ("train", "valid", "test"):
         write(folder / "split" / "time" / "paper" / f"{name}.csv.gz", 0)
     write(folder / "split" / "time" / "nodetype-has-split.csv.gz", "author,paper", "False,True")
@@ -87,7 +87,25 @@ def test_typed_files_of_values_are_features(tmp_path):
     }
     found = typed_values_of(source.node_feats["paper"])
     assert found["year"] == ("int64", [2010, 2011, 2012]) and found["feat"][1] == [[1, 2], [3, 4], [5, 6]]
+    assert found["label"][1] == [0, -1, 2] and found["train_mask"][1] == [True, False, False]
     assert source.node_feats["author"] == {}
+
+
+def test_wrong_files_of_a_typed_dataset(tmp_path):
+    path = write_typed(tmp_path / "mag")
+    for name, lines, message in (
+        ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
+        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the types"),
+        ("split/time/paper/valid.csv.gz", ["3"], "paper/valid.csv.gz, row 0: there is no node 3 among 3"),
+        ("raw/relations/paper___cites___paper/edge.csv.gz", ["1,2,3"], "edge.csv.gz: .* Expected 2 columns, got 3"),
+        ("raw/num-node-dict.csv.gz", None, "num-node-dict.csv.gz is missing"),
+        ("raw/relations/paper___cites___paper/edge.csv.gz", None, "paper___cites___paper/edge.csv.gz is missing"),
+    ):
+        kept = (path / name).read_bytes()
+        (path / name).unlink() if lines is None else write(path / name, *lines)
+        with pytest.raises(GraphDataError, match=message):
+            read_source(path)
+        (path / name).write_bytes(kept)
 
 
 def test_typed_arrays_are_features(tmp_path):

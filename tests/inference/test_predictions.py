@@ -70,9 +70,11 @@ def test_all_nodes_by_the_ids_of_the_input(job: SharedJob) -> None:
     lines = map(",".join, zip(quoted, map(str, CLASSES), names, best, strict=True))
     assert (folder / "predictions.csv").read_text().splitlines() == ["id,class,name,score", *lines]
     g.barrier()  # the first trainer removes its temporary folder
-    assert sorted(path.name for path in folder.iterdir()) == sorted(
-        ["predictions.csv", *(f"{name}.npy" for name in found)]
-    )
+    arrays = [f"{name}.npy" for name in found]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["README", "predictions.csv", *arrays])
+    about, _, *files = (folder / "README").read_text().splitlines()
+    assert about == f"Predictions for {COUNT} nodes of type 'user' of the graph 'shop', in the order of the input."
+    assert [line.partition(": ")[0] for line in files[:5]] == [*arrays, "predictions.csv"] and "numpy" in files[-1]
     g.barrier()
 
 
@@ -91,7 +93,7 @@ def test_some_nodes_replace_what_was_written(job: SharedJob) -> None:
     for rows, options, head, lines in cases:
         write_predictions(folder, g, rows, own, ntype="item", **options)
         assert (folder / "predictions.csv").read_text().splitlines() == [head, *lines]
-        assert not (folder / "scores.npy").exists()
+        assert not (folder / "scores.npy").exists() and "scores" not in (folder / "README").read_text()
         g.barrier()
     few = own[(ids % 2 == 0)]
     write_predictions(folder, g, scores_of(g, "item"), few)

@@ -35,8 +35,3 @@ def test_ids_out_of_range_are_named():
     with pytest.raises(OutOfRangeError, match=r"edge id of relation .*valid: none, there are 0"):
         b.edge_owner(np.array([0]), 1)
     check_ids(np.zeros(0, np.int64), 0, "id")
-
-
-def test_a_book_is_frozen():
-    with pytest.raises(ValueError, match="read-only"):
-        book().node_offsets[0][1] = 7

@@ -4,9 +4,9 @@ import errno
 import fcntl
 import mmap
 import os
-import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,40 +51,18 @@ def test_two_writers_do_not_mix(tmp_path: Path) -> None:
     assert path.read_bytes() == b"first"
 
 
-def test_a_temporary_file_that_leads_elsewhere_is_not_written(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    path = tmp_path / "out" / "file"
-    path.parent.mkdir()
-    for put in (os.symlink, lambda _, there: os.mkdir(there)):
-        put(victim, temporary_name(path))
-        with pytest.raises(StorageError, match=r"out/file: cannot write"):
-            NewFile(path)
-        assert victim.read_text() == "precious"
-        (os.rmdir if temporary_name(path).is_dir() else os.unlink)(temporary_name(path))
-
-
 def test_a_disk_that_lacks_space(tmp_path: Path) -> None:
     check_space(tmp_path, 0, "nothing")
-    with pytest.raises(StorageError, match=r"lacks space: all needs \d+.0 MiB, but \d+.\d MiB are free"):
+    with pytest.raises(StorageError, match=r"lacks space: all needs \d+.0 GiB, and \d+.\d GiB are free"):
         check_space(tmp_path, 1 << 60, "all")
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "socket", "device", "missing"])
-def test_only_files_are_opened(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "x"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: None])
+def test_only_files_are_opened(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "x")
     for call in (open_regular, read_text):
         with pytest.raises(OSError):
-            call(path)
+            call(tmp_path / "x")
 
 
 FULL_DISK = """

@@ -89,7 +89,6 @@ def test_a_flipped_bit_is_found_where_it_is(path):
     with ShardReader(path) as reader:
         reader.read("some/rows", 0, 40)
         reader.read("some/rows", 44)
-        reader.read("some/rows", verify=False)
         for begin, end in ((41, 42), (43, 44), (0, 100), (39, 41)):
             with pytest.raises(ShardFormatError, match=r"graph\.h5: dataset 'some/rows' is damaged: .* rows 40 to 44"):
                 reader.read("some/rows", begin, end)
@@ -158,12 +157,7 @@ def test_wrong_requests(path):
 
 def test_a_failed_write_leaves_nothing(tmp_path):
     for action, message in (
-        (lambda w: w.create("x", (2,), "int64").write(np.zeros(1, np.int32)), "is int64"),
-        (
-            lambda w: w.create("x", (2,), "int64").write(np.zeros(3, np.int64)),
-            r"got int64\[3\] behind 0",
-        ),
-        (lambda w: w.create("x", (2,), "int64"), "2 rows .got only 0"),
+        (lambda w: w.create("x", (2,), "int64"), "/x has 2 rows .got 0"),
         (lambda w: w.create("x", (2,), "string"), "dtype 'string' cannot be stored"),
     ):
         with pytest.raises(InvalidArgumentError, match=message), ShardWriter(tmp_path / "x.h5", "g", 0, "id") as writer:

@@ -10,11 +10,8 @@ import dgl.distributed
 import numpy as np
 import torch as th
 import torch.nn.functional as F
-from dgl import DGLGraph, nn as dglnn
-from dgl.distributed import DistDataLoader
+from dgl import nn as dglnn
 from torch import nn
-
-assert DGLGraph is not None and DistDataLoader is not None
 
 
 class Layer(nn.Module):

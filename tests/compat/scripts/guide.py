@@ -112,18 +112,8 @@ def embeddings(g):
 def sampling(g):
     """Both levels: a function for a batch of seeds, and the samplers' loaders, at homes old and new."""
     train_nid = dgl.distributed.node_split(g.ndata["train_mask"])
-
-    def sample_blocks(seeds):
-        seeds = th.LongTensor(np.asarray(seeds))
-        blocks = []
-        for fanout in [10, 25]:
-            frontier = dgl.distributed.sample_neighbors(g, seeds, fanout, replace=True)
-            block = dgl.to_block(frontier, seeds)
-            seeds = block.srcdata[dgl.NID]
-            blocks.insert(0, block)
-        return blocks
-
-    loader = dgl.distributed.DistDataLoader(dataset=train_nid, batch_size=20, collate_fn=sample_blocks, shuffle=True)
+    by_hand = NeighborSampler(g, [10, 25], dgl.distributed.sample_neighbors, "cpu").sample_blocks
+    loader = dgl.distributed.DistDataLoader(dataset=train_nid, batch_size=20, collate_fn=by_hand, shuffle=True)
     seen = th.cat([blocks[-1].dstdata[dgl.NID] for blocks in loader])
     assert th.equal(seen.sort()[0], train_nid)
 

@@ -79,6 +79,10 @@ def with_types(root):
         assert th.equal(nfeat[f"{ntype}/feat"][:, 0], node_map[ntype][ids[own]].float())
 
 
+def files(name, ending):
+    return [f"{name}-{number}.{ending}" for number in range(2)]
+
+
 def chunked(root, counts):
     """The files of the pipeline for large graphs: metadata.json, edges, features, and the part of each node."""
     root.mkdir()
@@ -86,23 +90,16 @@ def chunked(root, counts):
     (root / "node_data").mkdir()
     (root / "parts").mkdir()
     edges = np.random.default_rng(0).integers(0, 100, (400, 2))
-    for number, piece in enumerate(np.split(edges, 2)):
-        np.savetxt(root / f"edges/writes-{number}.csv", piece, fmt="%d", delimiter=" ")
-    for number, piece in enumerate(np.split(np.arange(100.0), 2)):
-        np.save(root / f"node_data/feat-{number}.npy", piece)
+    for number in range(2):
+        np.savetxt(root / f"edges/writes-{number}.csv", edges[200 * number :][:200], fmt="%d", delimiter=" ")
+        np.save(root / f"node_data/feat-{number}.npy", np.arange(100.0)[50 * number :][:50])
+    text = {"name": "csv", "delimiter": " "}
     meta = {
         "graph_name": "chunked",
         "node_type": ["author", "paper"],
         "edge_type": ["author:writes:paper"],
-        "edges": {
-            "author:writes:paper": {
-                "format": {"name": "csv", "delimiter": " "},
-                "data": [f"edges/writes-{number}.csv" for number in range(2)],
-            }
-        },
-        "node_data": {
-            "paper": {"feat": {"format": {"name": "numpy"}, "data": [f"node_data/feat-{i}.npy" for i in range(2)]}}
-        },
+        "edges": {"author:writes:paper": {"format": text, "data": files("edges/writes", "csv")}},
+        "node_data": {"paper": {"feat": {"format": {"name": "numpy"}, "data": files("node_data/feat", "npy")}}},
         "edge_data": {},
     }
     (root / "metadata.json").write_text(json.dumps(meta | counts))
