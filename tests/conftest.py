@@ -180,8 +180,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def units(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
     """What one rank takes: a test, or the tests of a shared job on one rank, or of a module that parses the library."""
     keyed = groupby(
-        enumerate(items),
-        key=lambda pair: (pair[1].path, layout_of(pair[1]) or pair[1].path.stem in PARSES or pair[0]),
+        enumerate(items), key=lambda pair: (pair[1].path, layout_of(pair[1]) or pair[1].path.stem in PARSES or pair[0])
     )
     for _, some in keyed:
         yield [item for _, item in some]

@@ -18,11 +18,7 @@ from scipy.special import bdtrc
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.dataloading import (
-    LaborSampler,
-    NeighborSampler,
-    as_edge_prediction_sampler,
-)
+from mpigraph.dataloading import LaborSampler, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID

@@ -9,13 +9,7 @@ from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.dataloading.negative_sampler import (
-    GlobalUniform,
-    JointUniform,
-    Uniform,
-    draw_negatives,
-    find_edges,
-)
+from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, Uniform, draw_negatives, find_edges
 from mpigraph.errors import EdgeTypeError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph

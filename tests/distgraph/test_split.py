@@ -36,11 +36,7 @@ def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int
             dist.node_split(counted, rank=0), dist.node_split(mask, book, rank=0)
         )  # who wrote it reads it
     g.barrier()
-    assert [current().store.mask_counts(m.rows) is not None for m in (counted, small, t)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [current().store.mask_counts(m.rows) is not None for m in (counted, small, t)] == [True, True, False]
     shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t, counted, small)]
     assert all(torch.equal(shares[0], share) for share in shares)
     assert shares[0].dtype == torch.int64

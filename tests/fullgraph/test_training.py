@@ -344,12 +344,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         ("no rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: h[0]], x)),
         ("not rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: "rows"], x)),
         ("writes", InvalidArgumentError, "write", lambda: fg([lambda b, h: h[0].mul_(2)[: len(h[1])]], x)),
-        (
-            "unknown",
-            InvalidArgumentError,
-            "parameter",
-            lambda: fg([lambda b, h: h[1] * lone], x, known),
-        ),
+        ("unknown", InvalidArgumentError, "parameter", lambda: fg([lambda b, h: h[1] * lone], x, known)),
         ("meets", CollectiveError, "not in step", lambda: fg([lambda b, h: g.barrier() or h[1]], x)),
         ("mask", InvalidArgumentError, "mask", lambda: fg.mean(x, y[1:] > 0)),
         ("calls", CollectiveError, "different calls", lambda: fg.mean(x) if last else fg(model, x)),

@@ -124,10 +124,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
         return sums(block, h)
 
     cases: dict[type[MPIGraphError], list[tuple[Any, Any, dict[str, Any], str]]] = {
-        MPIGraphError: [
-            ([fails], x, {}, "no luck"),
-            ([sums, 3], x, {}, "layer 2 of 2 .* not callable"),
-        ],
+        MPIGraphError: [([fails], x, {}, "no luck"), ([sums, 3], x, {}, "layer 2 of 2 .* not callable")],
         InvalidArgumentError: [
             ([lambda block, h: h[1][1:]], x, {}, "a row for each of"),
             ([lambda block, h: None], x, {}, "a row for each of"),

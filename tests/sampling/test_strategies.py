@@ -118,12 +118,7 @@ def test_two_strategies_cannot_have_one_tag() -> None:
 
 @pytest.mark.parametrize("by_root", [False, True])
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        Uniform(-1, True),
-        First(4, 2),
-        Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2),
-    ],
+    "strategy", [Uniform(-1, True), First(4, 2), Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2)]
 )
 def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
     ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])
