@@ -150,26 +150,6 @@ def test_a_draw_without_edges_is_that_of_a_graph_that_lacks_them(
     assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
 
 
-def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, replace: bool) -> None:
-    """No excluded edge, real edges, and as many as the edges that are left allow."""
-    src, dst = multigraph(0)
-    alive = {None: np.ones(len(src), bool), "weight": (src + 2 * dst) % 4 > 0, "even": (src + dst) % 2 == 0}[prob]
-    left = alive & ~np.isin(np.arange(len(src)), excluded(0, number))
-    nodes = np.random.default_rng(g.rank()).permutation(NUM_NODES)[:60]
-    frontier = g.sample_neighbors(nodes, fanout, prob=prob, replace=replace, exclude_edges=excluded(0, number))
-    eids = frontier.edata[EID].numpy()
-    assert left[eids].all()
-    ends = [end.numpy() for end in frontier.edges()]
-    assert np.array_equal(ends[0], src[eids]) and np.array_equal(ends[1], dst[eids])
-    degree = np.bincount(dst[left], minlength=NUM_NODES)[nodes]
-    if replace and fanout >= 0:
-        want = np.where(degree > 0, fanout, 0)
-    else:
-        want = degree if fanout < 0 else np.minimum(degree, fanout)
-        assert len(np.unique(eids)) == len(eids)
-    assert np.array_equal(np.bincount(ends[1], minlength=NUM_NODES)[nodes], want)
-
-
 @pytest.mark.parametrize("name", ["uniform", "replace", "prob", "labor", "labor-mask"])
 def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.sampling.local._WORTH_IT", 3)
@@ -205,14 +185,6 @@ def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
     assert int(g.has_edges_between(*every, ("_N", "_E", "_N")).sum()) == pairs
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("prob", [None, "weight", "even"])
-def test_one_hop(job: SharedJob, multi: str, prob: str | None, replace: bool) -> None:
-    g = job.open(multi)
-    for number, fanout in enumerate((0, 1, 4, -1)):
-        check_hop(g, number, prob, fanout, replace)
-
-
 def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str) -> None:
     """Trainers with different numbers of batches, and of rounds in a batch; the main thread reads meanwhile."""
     g = job.open(multi)
@@ -237,6 +209,3 @@ def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str
         assert [batch[:2] for batch in batches] == [(True, False)] * len(loader)
         epochs.append(batches)
     assert epochs[0] == epochs[1]
-
-
-# Bad input
