@@ -12,7 +12,7 @@ import pytest
 import torch
 from batches import OneHop, digest
 from layouts import SharedJob, everywhere, on_all, rotated
-from oracle import NAME
+from oracle import NAME, partitioned
 from typed_oracle import FORWARD, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
@@ -21,7 +21,6 @@ from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, U
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
@@ -141,7 +140,7 @@ def write_multigraph(directory: Path) -> str:
     src, dst = (np.stack(pair, axis=1).reshape(-1) for pair in ((one, other), (other, one)))
     features = {f"{DEFAULT_NTYPE}:_E:{DEFAULT_NTYPE}": {"orig": Feature.of(np.arange(500))}}
     source = GraphSource(Schema.homogeneous(), (40,), ((src, dst),), {DEFAULT_NTYPE: {}}, features)
-    return str(partition_source(source, NAME, 3, directory, "random").config_path)
+    return partitioned(source, NAME, 3, directory, "random")
 
 
 @pytest.fixture

@@ -6,23 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from layer_checks import sums
 from layouts import SharedJob, on_all
 from torch import nn
 
 import mpigraph.distributed as dist
-import mpigraph.function as fn
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, TensorMismatchError
 from mpigraph.inference import layerwise
 
 run = functools.partial(layerwise, batch_size=9)
-
-
-def sums(block: Any, h: Any) -> torch.Tensor:
-    """Small integers: the same bits in any order."""
-    with block.local_scope():
-        block.srcdata["h"] = h[0]
-        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
-        return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
 
 
 def test_a_layer_meets_nobody(job: SharedJob, oracle) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from layouts import SharedJob
+from oracle import partitioned
 
 import mpigraph as mg
 import mpigraph.distributed as dist
@@ -22,7 +23,6 @@ from mpigraph.errors import (
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.inference import write_predictions
-from mpigraph.partition.pipeline import partition_source
 
 COUNT = 23
 LABELS = ["b,c", "a", "ü"]
@@ -41,7 +41,7 @@ def of_tables(directory: Path) -> str:
     edges = [f'"{name}",{90 - k % 9}' for k, name in enumerate(IDS)]
     (tables / "edges_user__buys__item.csv").write_text("\n".join(["src,dst", *edges]))
     source = read_source(tables, tables=TableOptions(categories=("label",)))
-    return str(partition_source(source, "shop", 3, directory / "out", "random", seed=2).config_path)
+    return partitioned(source, "shop", 3, directory / "out", "random", seed=2)
 
 
 def scores_of(g: dist.DistGraph, ntype: str) -> dist.DistTensor:

@@ -17,13 +17,12 @@ import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
-from oracle import NUM_NODES
+from oracle import NUM_NODES, partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
@@ -57,15 +56,9 @@ def multigraph(seed: int) -> tuple[I64, I64]:
 def write(directory: Path, name: str, src: I64, dst: I64, num_parts: int) -> str:
     """Partition edges that are in the order of their ids; nodes and edges keep these."""
     feats = {"weight": ((src + 2 * dst) % 4).astype(np.float32), "even": (src + dst) % 2 == 0}
-    source = GraphSource(
-        Schema.homogeneous(),
-        (NUM_NODES,),
-        ((src, dst),),
-        {},
-        {"_N:_E:_N": {field: Feature.of(values) for field, values in feats.items()}},
-    )
-    parts = np.arange(NUM_NODES) * num_parts // NUM_NODES
-    return str(partition_source(source, name, num_parts, directory / name, "given", assignment=parts).config_path)
+    of_edges = {"_N:_E:_N": {field: Feature.of(values) for field, values in feats.items()}}
+    source = GraphSource(Schema.homogeneous(), (NUM_NODES,), ((src, dst),), {}, of_edges)
+    return partitioned(source, name, num_parts, directory / name)
 
 
 def write_multi(directory: Path, seed: int, num_parts: int) -> str:
