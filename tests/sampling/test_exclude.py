@@ -29,6 +29,13 @@ from mpigraph.session.context import current
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 I64 = npt.NDArray[np.int64]
 MULTI = "multi"
+MANY: dict[str, dict[str, Any]] = {
+    "uniform": {},
+    "replace": {"replace": True},
+    "prob": {"prob": "weight"},
+    "mask": {"mask": "even"},
+}
+EVERY = SAMPLERS | {f"many-{name}": NeighborSampler([70, 66], **how) for name, how in MANY.items()}
 FORMS: list[Callable[[I64], Any]] = [
     torch.from_numpy,
     np.asarray,
@@ -100,7 +107,7 @@ def expected(seed: int) -> dict[tuple[str, int], str]:
             with TemporaryDirectory() as directory:
                 name = f"less{number}"
                 g = dist.DistGraph(name, part_config=write(Path(directory), name, src[kept], dst[kept], 1))
-            for name, sampler in SAMPLERS.items():
+            for name, sampler in EVERY.items():
                 sample = g.sample_blocks(batch(number), dataclasses.replace(sampler.arguments, seed=7))
                 for block in sample[2]:
                     if EID in block.edata:
@@ -117,7 +124,7 @@ def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], st
         for name in ("prob", "mask"):
             dist.DistNodeDataLoader(g, np.arange(2), SAMPLERS[name])
     found = {}
-    for name, sampler in SAMPLERS.items():
+    for name, sampler in EVERY.items():
         for number in range(NUM_BATCHES):
             mine = number % trainers == rank
             seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
@@ -140,7 +147,7 @@ def test_a_draw_without_edges_is_that_of_a_graph_that_lacks_them(
     found = sample_all(path, seed, prepared)
     wrong = [key for key, value in found.items() if reference[key] != value]
     on_all(job.trainers, not wrong, f"{wrong}")
-    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
+    assert sum(job.trainers.allgather(len(found))) == len(EVERY) * NUM_BATCHES
 
 
 @pytest.mark.parametrize("name", ["uniform", "replace", "prob", "labor", "labor-mask"])
