@@ -29,13 +29,8 @@ from mpigraph.session.context import current
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 I64 = npt.NDArray[np.int64]
 MULTI = "multi"
-MANY: dict[str, dict[str, Any]] = {
-    "uniform": {},
-    "replace": {"replace": True},
-    "prob": {"prob": "weight"},
-    "mask": {"mask": "even"},
-}
-EVERY = SAMPLERS | {f"many-{name}": NeighborSampler([70, 66], **how) for name, how in MANY.items()}
+MANY: list[dict[str, Any]] = [{}, {"replace": True}, {"prob": "weight"}, {"mask": "even"}]
+EVERY = SAMPLERS | {f"many-{how}": NeighborSampler([70, 66], **how) for how in MANY}
 FORMS: list[Callable[[I64], Any]] = [
     torch.from_numpy,
     np.asarray,
