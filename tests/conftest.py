@@ -58,7 +58,7 @@ COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FILES = 60  # so many more than at the start may be open at the end: of pools of threads, of groups of ranks
 CASES = 3  # of so many cases of a test .ci/run has one on each layout of several ranks, the suite of twice as many
 ASKS_FOR_RANKS = re.compile(r"""def \w+\([^)]*\b(comm|layout|job|shared_job)\b|["'](comm|layout|shared_job)["']""")
-PARSES = {"test_docstrings", "test_layers", "test_words"}  # each parses the whole library once
+PARSES = {"test_docstrings", "test_layers"}  # each parses the whole library once
 # The first test that needs them leaves these: torch's TCP store and the zygote have pipes, jobs threads that sample,
 # MPI libraries sockets and shared memory from when a rank first talks to another.
 LASTING = re.compile(
