@@ -287,17 +287,12 @@ def test_a_sampler_of_edges_and_its_options(job: SharedJob, oracle) -> None:
     eids = torch.arange(100)
     made = dist.DistEdgeDataLoader(g, {"_E": eids}, sampler, batch_size=30, seed=1)
     given = dist.DistEdgeDataLoader(g, eids, NeighborSampler([3, 3]), batch_size=30, seed=1, **options)
-    collator = dist.EdgeCollator(g, eids, NeighborSampler([3, 3]), **options)
-    collated = dist.DistDataLoader(collator.dataset, 30, collate_fn=collator.collate, seed=1)
     digests = []
-    for loader in (made, given, collated):
+    for loader in (made, given):
         samples = list(loader)
         digests.append([digest(sample) for sample in samples])
         assert ("edge" in samples[0][1].edata) == (loader is made)
-    assert digests[0] == digests[1] == digests[2] and len(digests[0]) == 4
-    nodes = dist.NodeCollator(g, torch.arange(20), NeighborSampler([2]))
-    for _, seeds, blocks in dist.DistDataLoader(nodes.dataset, 6, collate_fn=nodes.collate):
-        assert torch.equal(blocks[-1].dstdata[NID], seeds)
+    assert digests[0] == digests[1] and len(digests[0]) == 4
 
 
 # What can be wrong

@@ -7,7 +7,6 @@ and skips where torch has none.
 """
 
 import gc
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fake_gpu import DEVICE, FakeGpu
+from jobs import soon
 from layouts import SharedJob, rotated
 from oracle import NUM_NODES
 from typed_oracle import NUM_NODES as TYPED_NODES
@@ -210,10 +210,7 @@ def test_minibatches_ahead_are_on_their_way(fake: FakeGpu, job: SharedJob, oracl
     g = job.open(oracle(3))
     batches = iter(node_loader(g, DEVICE, num_prefetch=2))
     next(batches)
-    deadline = time.monotonic() + 60
-    while len(fake.of("record")) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(fake.of("record")) >= 3 and len(fake.of("wait")) == 1
+    assert soon(lambda: len(fake.of("record")) >= 3) and len(fake.of("wait")) == 1
     list(batches)
 
 

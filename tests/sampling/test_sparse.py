@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
-from jobs import SOON, run_script
-from layouts import WAIT, Job, Layout, SharedJob, alone, needs_threads, on_all, on_layouts, own_on_layouts
+from jobs import SOON, run_script, soon
+from layouts import Job, Layout, SharedJob, alone, needs_threads, on_all, on_layouts, own_on_layouts
 from oracle import NAME, NUM_NODES, open_graph
 from worlds import behind_head, world_of
 
@@ -149,9 +149,7 @@ def test_hosts_that_nobody_asks_look_seldom(layout: Job, oracle, monkeypatch: py
     def body() -> dict[tuple[str, int], str]:
         g = open_graph(path)
         session = current()
-        end = time.monotonic() + WAIT
-        while not seldom(session.store.rows.hosts):  # other ranks may still ask
-            assert time.monotonic() < end
+        assert soon(lambda: seldom(session.store.rows.hosts))  # other ranks may still ask
         session.world.trainers.Barrier()
         return everything(g)
 
