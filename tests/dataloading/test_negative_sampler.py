@@ -18,25 +18,21 @@ from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, U
 from mpigraph.errors import EdgeTypeError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.kernels.negatives import draw_nodes
+from mpigraph.kernels.rng import mix64
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.source import GraphSource
 
-WORD = 2**64
 NUM_EDGES = 591
 on_one = on_layouts([ALONE])
 RELATIONS = liked, knows, likes = ("item", "liked", "user"), ("user", "knows", "user"), ("user", "likes", "item")
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finalizer in Python's integers."""
-    x = (x + 0x9E3779B97F4A7C15) % WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % WORD
-    return x ^ (x >> 31)
+    return int(mix64(np.uint64(x)))
 
 
 def reference(key: int, eid: int, number: int, num: int) -> int:
-    return mix((mix(key ^ mix(eid)) + number) % WORD) * num >> 64
+    return mix((mix(key ^ mix(eid)) + number) % 2**64) * num >> 64
 
 
 @pytest.mark.parametrize("num", [1, 2, 101, 2**31 + 11, 2**32, 2**40 + 12345, 2**62 + 1])
