@@ -44,6 +44,7 @@ from oracle import write_oracle
 from typed_oracle import write_typed_oracle
 
 from mpigraph.cli import ranks
+from mpigraph.distgraph.graph import DistGraph
 from mpigraph.kernels import warm_up
 from mpigraph.mpi import watchdog
 from mpigraph.session.context import Session
@@ -438,6 +439,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session")
 def oracle() -> Callable[..., str]:
     return oracle_path
+
+
+@pytest.fixture
+def g(job: SharedJob, oracle: Callable[..., str]) -> DistGraph:
+    """The oracle graph in three parts, open in the module's job."""
+    return job.open(oracle(3))
 
 
 @pytest.fixture(scope="session")

@@ -69,8 +69,7 @@ def check_minibatch(g: dist.DistGraph, sample: tuple) -> None:
 
 @pytest.mark.parametrize("name", NEGATIVES)
 @rotated(3)
-def test_pair_graphs_and_blocks_agree(job: SharedJob, oracle, name: str) -> None:
-    g = job.open(oracle(3))
+def test_pair_graphs_and_blocks_agree(g: dist.DistGraph, name: str) -> None:
     loader = dist.DistEdgeDataLoader(
         g,
         dist.edge_split(ALL, force_even=False),
@@ -266,13 +265,12 @@ def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed
 # Samplers of the user's own, and other ways to give what is needed
 
 
-def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
+def test_samplers_of_the_users_own(g: dist.DistGraph) -> None:
 
     class Twice:
         def sample(self, g, seed_edges):
             return as_edge_prediction_sampler(OneHop()).sample(g, torch.cat([seed_edges, seed_edges]))
 
-    g = job.open(oracle(3))
     mine = dist.edge_split(ALL)[:30]
     for sampler, times in ((OneHop(), 1), (Twice(), 2)):
         for sample in dist.DistEdgeDataLoader(g, mine, sampler, batch_size=9):
@@ -280,8 +278,7 @@ def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
             assert sample[1].num_edges() in (9 * times, len(mine) % 9 * times)
 
 
-def test_a_sampler_of_edges_and_its_options(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_sampler_of_edges_and_its_options(g: dist.DistGraph) -> None:
     options = {"exclude": "self", "negative_sampler": Uniform(2)}
     sampler = as_edge_prediction_sampler(NeighborSampler([3, 3]), prefetch_labels="edge", **options)
     eids = torch.arange(100)
@@ -362,7 +359,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, depth: int) -> None:
+def test_what_is_wrong_on_one_trainer_is_raised_there(g: dist.DistGraph, depth: int) -> None:
 
     def check(g: dist.DistGraph, options: dict, match: str) -> None:
         mine, more = torch.arange(12) + 100 * g.rank(), {"batch_size": 4, "num_prefetch": depth} | options
@@ -374,7 +371,6 @@ def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, de
         else:
             assert len(list(loader)) == 3
 
-    g = job.open(oracle(3))
     for options, match in WRONG.values():
         check(g, options, match)
     good = dist.DistEdgeDataLoader(g, [1, 2], NeighborSampler([2]), negative_sampler=GlobalUniform(2))

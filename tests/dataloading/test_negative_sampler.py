@@ -139,8 +139,7 @@ def test_an_edge_has_the_same_negatives_on_every_layout(job: SharedJob, oracle, 
     assert sum(job.trainers.allgather(len(found[1]))) == NUM_EDGES
 
 
-def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_global_uniform_returns_no_edges_no_loops_no_repeats(g: dist.DistGraph) -> None:
     eids = torch.arange(g.rank(), NUM_EDGES, 9)
     orig = g.ndata["orig"][:]
 
@@ -167,8 +166,7 @@ def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, ora
     assert len(ends(GlobalUniform(2), mine)[0]) == 0 or g.rank() == 0
 
 
-def test_global_uniform_in_loaders_that_are_not_in_step(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_global_uniform_in_loaders_that_are_not_in_step(g: dist.DistGraph) -> None:
     mine = torch.arange(NUM_EDGES)[: 20 * (g.rank() + 1)]
     loader = dist.DistEdgeDataLoader(
         g, mine, NeighborSampler([2, 2]), batch_size=6, negative_sampler=GlobalUniform(3), num_prefetch=1

@@ -78,8 +78,7 @@ PLAIN: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def test_three_layers_equal_the_whole_graph(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_three_layers_equal_the_whole_graph(job: SharedJob, g: dist.DistGraph) -> None:
     x = rows_of(g, g.ntypes[0])
     graph = whole(g)
     kinds = PLAIN if job.trainers.size == 1 else ["SAGE", "GCN both", "GCN left", "GAT"]  # a block has no ranks
@@ -136,8 +135,7 @@ class Model(nn.Module):
         return h
 
 
-def test_a_model_says_what_is_between_its_layers(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_model_says_what_is_between_its_layers(job: SharedJob, g: dist.DistGraph) -> None:
     torch.manual_seed(5)
     model = Model()
     for dtype in (torch.float32, torch.float16):
@@ -149,8 +147,7 @@ def test_a_model_says_what_is_between_its_layers(job: SharedJob, oracle) -> None
     assert model.training and all(norm.training for norm in model.norms)
 
 
-def test_edges_have_weights(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_edges_have_weights(job: SharedJob, g: dist.DistGraph) -> None:
 
     def weighted(block: Any, h: Any) -> torch.Tensor:
         with block.local_scope():
@@ -210,8 +207,7 @@ def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJo
 
 
 @everywhere
-def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, g: dist.DistGraph) -> None:
     x, sent, own = g.ndata["feat"], dict[int, int](), set[int]()
 
     def noting(layer: int) -> Callable[[Any, Any], torch.Tensor]:
@@ -233,8 +229,9 @@ def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, oracle) -> Non
 
 
 @everywhere
-def test_a_remote_degree_comes_once_for_all_layers(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    g = job.open(oracle(3))
+def test_a_remote_degree_comes_once_for_all_layers(
+    job: SharedJob, g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topology, local, reads = g.loaded.topology, g.session.world.is_local, list[np.ndarray]()
     read = topology.out_degrees
 
@@ -249,9 +246,8 @@ def test_a_remote_degree_comes_once_for_all_layers(job: SharedJob, oracle, monke
     on_all(job.trainers, len(np.unique(remote)) == len(remote), str(remote))
 
 
-def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
+def test_sums_over_neighbours_gather_no_rows(job: SharedJob, g: dist.DistGraph) -> None:
     """The rows that a trainer reads lie in one table."""
-    g = job.open(oracle(3))
     states: list[bool] = []
 
     def watched(layer: nn.Module) -> Callable[[Any, Any], torch.Tensor]:
@@ -268,8 +264,7 @@ def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, dtype: torch.dtype) -> None:
-    g = job.open(oracle(3))
+def test_layers_may_keep_and_change_their_rows(job: SharedJob, g: dist.DistGraph, dtype: torch.dtype) -> None:
     x = rows_of(g, g.ntypes[0], dtype)
     wanted = x[:].clone()
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -296,8 +291,9 @@ def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, dtype: to
     on_all(job.trainers, all(torch.equal(rows + 0, wanted[ids]) for rows, ids in kept))
 
 
-def test_memory_is_a_table_new_rows_and_a_batch_whatever_the_number_of_layers(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_memory_is_a_table_new_rows_and_a_batch_whatever_the_number_of_layers(
+    job: SharedJob, g: dist.DistGraph
+) -> None:
     width, own, read, most = 1000, set[int](), set[int](), list[int]()
     x = dist.DistTensor((g.num_nodes(), width), torch.float64, part_policy=g.get_node_partition_policy())
 

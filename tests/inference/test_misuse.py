@@ -17,9 +17,8 @@ from mpigraph.inference import layerwise
 run = functools.partial(layerwise, batch_size=9)
 
 
-def test_a_layer_meets_nobody(job: SharedJob, oracle) -> None:
+def test_a_layer_meets_nobody(job: SharedJob, g: dist.DistGraph) -> None:
     """Trainers have different numbers of blocks, so that a call of all would be one of some."""
-    g = job.open(oracle(3))
     x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
 
     def only(call: Callable[[], Any]) -> Callable[..., torch.Tensor]:
@@ -57,8 +56,7 @@ class Unwell(nn.Module):
         return sums(block, h)
 
 
-def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, g: dist.DistGraph) -> None:
     x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
     wanted = run(g, [sums, sums], x)[:]
     state = g.session.store
@@ -105,8 +103,7 @@ class NoSteps(nn.Module):
         return h
 
 
-def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, g: dist.DistGraph) -> None:
     x = g.ndata["feat"]
     last = job.rank == job.trainers.size - 1
 

@@ -154,10 +154,9 @@ def test_fields_that_csv_must_quote_and_folders_of_others(job: SharedJob, tmp_pa
 
 
 @pytest.mark.slow
-def test_pairs_and_best_equal_the_dense_matrix(job: SharedJob, oracle) -> None:
+def test_pairs_and_best_equal_the_dense_matrix(job: SharedJob, g: dist.DistGraph) -> None:
     """Of the example: against all products at once."""
     example = load_example("pairs")
-    g = job.open(oracle(3))
     n = g.num_nodes()
     x = dist.DistTensor((n, 4), torch.float32, part_policy=g.get_node_partition_policy())
     if g.rank() == 0:

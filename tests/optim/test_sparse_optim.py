@@ -68,10 +68,9 @@ def test_rows_are_those_of_torchs_optimizers(job: SharedJob, oracle, kind: str, 
             torch.testing.assert_close(tensor[row][0].double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJob, oracle) -> None:
+def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(g: dist.DistGraph) -> None:
     """Each step every trainer pushes -1 to rows of everybody: rows count the steps, and no read lags behind."""
     steps = 30
-    g = job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, 33)
     optimizer = dist.SparseSGD([emb], lr=1.0, reduction="sum")
     rng = np.random.default_rng(7)
@@ -223,8 +222,7 @@ def test_rows_of_16_bits_are_rounded_once(job: SharedJob, oracle, kind: str, dty
         assert torch.equal(state[:], optimizers[1].state["wide"][name][:])
 
 
-def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_new_optimizer_begins_anew_and_memory_is_freed(g: dist.DistGraph) -> None:
     emb = embedding()
     g.barrier()
     tensors = len(current().store.tensors)
@@ -356,8 +354,7 @@ def test_trainers_with_different_optimizers_get_one_error_and_change_nothing(job
     optimizers[0].step()
 
 
-def test_local_state_is_that_of_owned_rows(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_local_state_is_that_of_owned_rows(job: SharedJob, g: dist.DistGraph) -> None:
     emb = embedding()
     optimizer = MAKE["adam"]([emb])
     train(emb, optimizer, range(2))
