@@ -273,8 +273,7 @@ def use_for_a_while(window: RowWindow, done: list[bool]) -> None:
     assert using.wait(60)
 
 
-def test_rows_are_freed_when_nobody_uses_them(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_rows_are_freed_when_nobody_uses_them(g: dist.DistGraph) -> None:
     tensor = dist.DistTensor((NUM_NODES, 2), torch.float32)
     window, done = tensor.handle.rows.window, list[bool]()
     use_for_a_while(window, done)

@@ -202,9 +202,8 @@ def test_optimizers_and_checkpoints_write_rows(job: SharedJob, g: dist.DistGraph
     assert [versions(job, t) for t in tensors] == [version + 2 for version in before]
 
 
-def test_every_trainer_knows_at_once_what_an_optimizer_writes(job: SharedJob, oracle, tmp_path) -> None:
+def test_every_trainer_knows_at_once_what_an_optimizer_writes(job: SharedJob, g: dist.DistGraph, tmp_path) -> None:
     """Also who owns none of the rows: it may have copies of them."""
-    job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, 2, "e")
     optimizer = SparseAdam([emb], lr=0.1)
     current().control.call(Operation.BARRIER)
@@ -255,8 +254,7 @@ def test_loading_writes_rows(job: SharedJob, g: dist.DistGraph) -> None:
     assert all(versions(job, t) == 1 for t in (g.ndata["feat"], g.edata["weight"]))
 
 
-def test_stray_writes_raise(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_stray_writes_raise(g: dist.DistGraph) -> None:
     t = dist.DistTensor((NUM_NODES, 3), torch.float32)
     rows = t.rows
     for host in np.flatnonzero(current().world.is_local).tolist():
@@ -269,8 +267,7 @@ def test_stray_writes_raise(job: SharedJob, oracle) -> None:
     assert t.count_nonzero() == 0
 
 
-def test_a_view_of_no_rows(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_a_view_of_no_rows(g: dist.DistGraph) -> None:
     t = dist.DistTensor((NUM_NODES, 0), torch.float32)
     assert t.local_partition.shape[1] == 0
     assert t.rows.lend(t.owned()[0].host, slice(0, 0)).shape == (0, 0)
