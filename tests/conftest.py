@@ -44,6 +44,7 @@ from oracle import write_oracle
 from typed_oracle import write_typed_oracle
 
 from mpigraph.cli import ranks
+from mpigraph.distgraph.graph import DistGraph
 from mpigraph.kernels import warm_up
 from mpigraph.mpi import watchdog
 from mpigraph.session.context import Session
@@ -58,7 +59,7 @@ COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FILES = 60  # so many more than at the start may be open at the end: of pools of threads, of groups of ranks
 CASES = 3  # of so many cases of a test .ci/run has one on each layout of several ranks, the suite of twice as many
 ASKS_FOR_RANKS = re.compile(r"""def \w+\([^)]*\b(comm|layout|job|shared_job)\b|["'](comm|layout|shared_job)["']""")
-PARSES = {"test_docstrings", "test_layers", "test_words"}  # each parses the whole library once
+PARSES = {"test_docstrings", "test_layers"}  # each parses the whole library once
 # The first test that needs them leaves these: torch's TCP store and the zygote have pipes, jobs threads that sample,
 # MPI libraries sockets and shared memory from when a rank first talks to another.
 LASTING = re.compile(
@@ -180,8 +181,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def units(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
     """What one rank takes: a test, or the tests of a shared job on one rank, or of a module that parses the library."""
     keyed = groupby(
-        enumerate(items),
-        key=lambda pair: (pair[1].path, layout_of(pair[1]) or pair[1].path.stem in PARSES or pair[0]),
+        enumerate(items), key=lambda pair: (pair[1].path, layout_of(pair[1]) or pair[1].path.stem in PARSES or pair[0])
     )
     for _, some in keyed:
         yield [item for _, item in some]
@@ -439,6 +439,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session")
 def oracle() -> Callable[..., str]:
     return oracle_path
+
+
+@pytest.fixture
+def g(job: SharedJob, oracle: Callable[..., str]) -> DistGraph:
+    """The oracle graph in three parts, open in the module's job."""
+    return job.open(oracle(3))
 
 
 @pytest.fixture(scope="session")

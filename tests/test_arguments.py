@@ -187,8 +187,7 @@ TOGETHER: list[tuple[Callable[..., Any], Callable[[Graph], dict[str, Any]], str,
 
 @layouts
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere: bool) -> None:
-    g = job.open(oracle(3))
+def test_what_is_made_together_fails_together(job: SharedJob, g: dist.DistGraph, everywhere: bool) -> None:
     bad = everywhere or job.rank == job.trainers.size - 1
     for make, right, what, rows in TOGETHER:
         for wrong, kind, words in rows:
@@ -325,8 +324,7 @@ def check(g: Graph, calls: list[Call]) -> None:
 
 
 @layouts
-def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_a_trainer_does_alone_fails_alone(g: dist.DistGraph) -> None:
     check(g, OF_ONE_TYPE)
     for dtype in (INT, torch.bfloat16, torch.complex64):
         assert dist.node_split(torch.ones(NUM_NODES, dtype=dtype), force_even=False).numel() > 0
@@ -357,9 +355,8 @@ WRONG_GRAPHS: list[tuple[Callable[[str], object], type[Exception], str]] = [
 
 
 @layouts
-def test_graphs_that_are_not_there(job: SharedJob, oracle) -> None:
+def test_graphs_that_are_not_there(g: dist.DistGraph, oracle) -> None:
     """Paths may hold any bytes, which Python shows as surrogates."""
-    g = job.open(oracle(3))
     path = Path(oracle(3))
     for call, kind, words in WRONG_GRAPHS:
         with pytest.raises(kind, match=words):
@@ -372,8 +369,7 @@ def test_graphs_that_are_not_there(job: SharedJob, oracle) -> None:
         dist.DistGraph("g", part_config=folder / "no\udcff" / "g.json")
 
 
-def test_a_tensor_is_told_how_to_become_a_feature(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_tensor_is_told_how_to_become_a_feature(g: dist.DistGraph) -> None:
     with pytest.raises(ERROR, match=r"DistTensor\(\(101, 2\), torch.float32, 'x'\)") as caught:
         g.ndata["x"] = torch.zeros(NUM_NODES, 2)
     x = eval(str(caught.value).split("t = ")[1].split(";")[0], {"mpigraph": mpigraph, "torch": torch})
@@ -440,8 +436,7 @@ def test_a_job_does_not_start_with_what_makes_no_sense(monkeypatch: pytest.Monke
             call()
 
 
-def test_initialize_again_is_harmless_with_the_same_arguments(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_initialize_again_is_harmless_with_the_same_arguments(g: dist.DistGraph) -> None:
     session = current()
     dist.initialize(**session.arguments)
     assert current() is session and g.num_nodes() == NUM_NODES

@@ -100,6 +100,14 @@ def test_the_library_is_installed_from_no_index() -> None:
     assert bare.search("pip install 'mpigraph[mpich]'") and not bare.search("pip install ./mpigraph-1.whl")
 
 
+def test_srun_is_told_how_mpi_connects() -> None:
+    """Without ``--mpi=`` each rank is alone where Slurm's ``MpiDefault`` is none."""
+    documents = [path for end in ("*.md", "*.sbatch", "*.py") for path in ROOT.glob(f"[!.]*/{end}")]
+    lines = [line for path in [ROOT / "README.md", *documents] for line in path.read_text().splitlines()]
+    starts = [line for line in lines if re.search(r"\bsrun -.*\bpython", line)]
+    assert len(starts) >= 9 and [line for line in starts if "--mpi=" not in line] == []
+
+
 def test_an_unknown_name_is_found() -> None:
     text = "`mpigraph plan` MPIGRAPH_NOWHERE=1 python -m mpigraph info --nope g.json; mpigraph.nowhere, mg.nn.SAGEConv"
     assert {*unknown(text)} == {"MPIGRAPH_NOWHERE", "mpigraph plan", "info --nope", "--nope", "mpigraph.nowhere"}

@@ -19,10 +19,7 @@ USERS = {
         "def fill(shape, dtype):\n    return torch.zeros(shape, dtype=unknown)\n"
         'dist.DistTensor((g.num_nodes(),), torch.float32, "t", init_func=fill)',
         "(at script.py:",
-        [
-            "return torch.zeros(shape, dtype=unknown)",
-            'dist.DistTensor((g.num_nodes(),), torch.float32, "t"',
-        ],
+        ["return torch.zeros(shape, dtype=unknown)", 'dist.DistTensor((g.num_nodes(),), torch.float32, "t"'],
     ),
     "a layer": (
         "class Layer(torch.nn.Module):\n    def forward(self, block, h):\n        return h[0] @ torch.zeros(2, 2)\n"

@@ -77,8 +77,6 @@ AS_THEY_ARE = ("tolokers", "S")  # their rows are not divided by their 2-norm
 WIDTH = 256  # of the random matrix
 STARTS = {
     "python": Start("`python`", 0, 0),
-    "two-trainers": Start("2 ranks, 0 servers", 2, 0),
-    "two-ranks": Start("2 ranks, 1 server", 2, 1),
     "servers-0": Start("4 ranks, 0 servers", 4, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
     "servers-2": Start("4 ranks, 2 servers", 4, 2),
@@ -105,7 +103,6 @@ def main() -> None:
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--method", default="metis", help="how a graph is partitioned (%(default)s)")
-    parser.add_argument("--epochs", type=int, help="of the example's runs (default: by graph)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     study, wrong = STUDIES[args.study], []
@@ -117,7 +114,7 @@ def main() -> None:
             for start in args.starts:
                 results = {}
                 for title, (_, flags) in study.variants.items():
-                    words = f"{flags_of(args, name, f'{folder}/{title}')} {flags}"
+                    words = f"{flags_of(name, f'{folder}/{title}')} {flags}"
                     run = partial(train, name, STARTS[start], words)
                     results[title] = repeat(f"{name}, {start}, {title}", args.seeds, run)
                 columns = [base, *results.values()] if study.plain else list(results.values())
@@ -163,15 +160,14 @@ def norm_of(name: str) -> int:
     return 0 if name in AS_THEY_ARE else 2
 
 
-def flags_of(args: Any, name: str, folder: str) -> str:
+def flags_of(name: str, folder: str) -> str:
     """The settings as flags of the example."""
     where = f"--part_config {folder}/{name}.json --graph_name {name} --norm {norm_of(name)} --eval_every 1000"
-    more = f"--num_epochs {args.epochs}" if args.epochs else ""
     s = SETTINGS[name]
     return (
         f"{where} --num_hidden {s.hidden} --fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} "
         f"--dropout {s.dropout} --lr {s.lr} --weight_decay {s.weight_decay} --batch_size {s.batch_size} "
-        f"--num_epochs {s.epochs} {more}"
+        f"--num_epochs {s.epochs}"
     )
 
 

@@ -20,8 +20,7 @@ NEWER = r"another job, which came later .*, writes checkpoints here since .* fro
 
 
 @pytest.fixture
-def around(job: SharedJob, oracle, tmp_path: Path) -> Path:
-    job.open(oracle(3))
+def around(job: SharedJob, g, tmp_path: Path) -> Path:
     return job.one_has(lambda: tmp_path) / "checkpoints"
 
 

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from layouts import Job, SharedJob, api
+from layouts import Job, api
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -19,8 +19,7 @@ from mpigraph.sampling.local import Workers
 from mpigraph.session.context import current
 
 
-def test_wrong_weights_are_told_by_the_next_barrier(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_wrong_weights_are_told_by_the_next_barrier(g: dist.DistGraph) -> None:
     g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, "w", part_policy=g.edata["weight"].part_policy)
     dist.DistNodeDataLoader(g, np.arange(NUM_NODES), NeighborSampler([1], prob="w"), batch_size=NUM_NODES)
     if g.rank() == current().num_trainers - 1:
@@ -53,7 +52,7 @@ def test_the_threads_of_the_job_draw_single_hops_too(layout: Job, oracle, monkey
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_the_device_is_the_callers(job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_is_the_callers(g: dist.DistGraph, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thread has a current GPU of its own, so "cuda" is made exact before the thread begins."""
     asked = []
 
@@ -62,7 +61,6 @@ def test_the_device_is_the_callers(job: SharedJob, oracle, depth: int, monkeypat
         return torch.device("cpu")
 
     monkeypatch.setattr("mpigraph.dataloading.to_device.exact_device", exact)
-    g = job.open(oracle(3))
     loader = dist.DistNodeDataLoader(
         g, np.arange(9), NeighborSampler([2]), "cuda", batch_size=3, num_prefetch=1, queue_size=depth
     )

@@ -48,9 +48,8 @@ def loader_of(g: dist.DistGraph, sampler: NeighborSampler = UNIFORM, **options: 
 @on_layouts(REMOTE)
 @pytest.mark.parametrize("sampler", [UNIFORM, LaborSampler([3, 4], batch_dependency=4)])
 def test_minibatches_are_the_same_with_every_cache(
-    job: SharedJob, oracle, sampler: NeighborSampler, monkeypatch: pytest.MonkeyPatch
+    g: dist.DistGraph, sampler: NeighborSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g = job.open(oracle(3))
     feat = g.ndata["feat"][torch.arange(NUM_NODES)]
     plain = loader_of(g, sampler, **CACHES[0])
     expected = [digest(batch) for _ in range(2) for batch in plain]
@@ -78,9 +77,8 @@ def test_minibatches_are_the_same_with_every_cache(
 
 @remote
 def test_labels_of_remote_rows_need_no_message_of_each_minibatch(
-    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
+    g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g = job.open(oracle(3))
     label, transport, asked = g.ndata["label"][:], current().store.rows.transport, []
     read = transport.read
     monkeypatch.setattr(transport, "read", lambda *arguments: (asked.append(1), read(*arguments)))
@@ -96,9 +94,8 @@ def test_labels_of_remote_rows_need_no_message_of_each_minibatch(
 
 
 @remote
-def test_trainers_in_step_with_different_numbers_of_minibatches(job: SharedJob, oracle) -> None:
+def test_trainers_in_step_with_different_numbers_of_minibatches(job: SharedJob, g: dist.DistGraph) -> None:
     """Who has sampled its last minibatch answers the others while its consumer waits for them."""
-    g = job.open(oracle(3))
     size, rank = job.trainers.size, g.rank()
     seeds = np.arange(7) if rank == 0 else np.arange(20 + rank * 4, NUM_NODES)
     sampler = NeighborSampler([2, 2])
@@ -112,8 +109,7 @@ def test_trainers_in_step_with_different_numbers_of_minibatches(job: SharedJob, 
 
 
 @remote
-def test_an_error_comes_after_the_minibatches_before_it(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_an_error_comes_after_the_minibatches_before_it(g: dist.DistGraph) -> None:
 
     class Failing(NeighborSampler):
         calls = 0
@@ -135,8 +131,7 @@ def test_an_error_comes_after_the_minibatches_before_it(job: SharedJob, oracle) 
 
 
 @remote
-def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_node_that_does_not_exist_is_the_error(g: dist.DistGraph) -> None:
 
     class Beyond(NeighborSampler):
         def sample_blocks(self, *args: Any, **options: Any) -> Any:
@@ -150,8 +145,7 @@ def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None
 
 
 @remote
-def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    g = job.open(oracle(3))
+def test_caches_that_are_too_large_leave_none_behind(g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     state = current().store
 
     def made(*args: Any) -> RowCache:

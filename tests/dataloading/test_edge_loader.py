@@ -12,7 +12,7 @@ import pytest
 import torch
 from batches import OneHop, digest
 from layouts import SharedJob, everywhere, on_all, rotated
-from oracle import NAME
+from oracle import NAME, partitioned
 from typed_oracle import FORWARD, RELATIONS, REVERSE, TYPED_ORACLE
 
 import mpigraph.distributed as dist
@@ -21,7 +21,6 @@ from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, U
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
@@ -70,8 +69,7 @@ def check_minibatch(g: dist.DistGraph, sample: tuple) -> None:
 
 @pytest.mark.parametrize("name", NEGATIVES)
 @rotated(3)
-def test_pair_graphs_and_blocks_agree(job: SharedJob, oracle, name: str) -> None:
-    g = job.open(oracle(3))
+def test_pair_graphs_and_blocks_agree(g: dist.DistGraph, name: str) -> None:
     loader = dist.DistEdgeDataLoader(
         g,
         dist.edge_split(ALL, force_even=False),
@@ -141,7 +139,7 @@ def write_multigraph(directory: Path) -> str:
     src, dst = (np.stack(pair, axis=1).reshape(-1) for pair in ((one, other), (other, one)))
     features = {f"{DEFAULT_NTYPE}:_E:{DEFAULT_NTYPE}": {"orig": Feature.of(np.arange(500))}}
     source = GraphSource(Schema.homogeneous(), (40,), ((src, dst),), {DEFAULT_NTYPE: {}}, features)
-    return str(partition_source(source, NAME, 3, directory, "random").config_path)
+    return partitioned(source, NAME, 3, directory, "random")
 
 
 @pytest.fixture
@@ -267,13 +265,12 @@ def test_excluded_edges_of_all_relations_are_never_sampled(job: SharedJob, typed
 # Samplers of the user's own, and other ways to give what is needed
 
 
-def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
+def test_samplers_of_the_users_own(g: dist.DistGraph) -> None:
 
     class Twice:
         def sample(self, g, seed_edges):
             return as_edge_prediction_sampler(OneHop()).sample(g, torch.cat([seed_edges, seed_edges]))
 
-    g = job.open(oracle(3))
     mine = dist.edge_split(ALL)[:30]
     for sampler, times in ((OneHop(), 1), (Twice(), 2)):
         for sample in dist.DistEdgeDataLoader(g, mine, sampler, batch_size=9):
@@ -281,24 +278,18 @@ def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:
             assert sample[1].num_edges() in (9 * times, len(mine) % 9 * times)
 
 
-def test_a_sampler_of_edges_and_its_options(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_sampler_of_edges_and_its_options(g: dist.DistGraph) -> None:
     options = {"exclude": "self", "negative_sampler": Uniform(2)}
     sampler = as_edge_prediction_sampler(NeighborSampler([3, 3]), prefetch_labels="edge", **options)
     eids = torch.arange(100)
     made = dist.DistEdgeDataLoader(g, {"_E": eids}, sampler, batch_size=30, seed=1)
     given = dist.DistEdgeDataLoader(g, eids, NeighborSampler([3, 3]), batch_size=30, seed=1, **options)
-    collator = dist.EdgeCollator(g, eids, NeighborSampler([3, 3]), **options)
-    collated = dist.DistDataLoader(collator.dataset, 30, collate_fn=collator.collate, seed=1)
     digests = []
-    for loader in (made, given, collated):
+    for loader in (made, given):
         samples = list(loader)
         digests.append([digest(sample) for sample in samples])
         assert ("edge" in samples[0][1].edata) == (loader is made)
-    assert digests[0] == digests[1] == digests[2] and len(digests[0]) == 4
-    nodes = dist.NodeCollator(g, torch.arange(20), NeighborSampler([2]))
-    for _, seeds, blocks in dist.DistDataLoader(nodes.dataset, 6, collate_fn=nodes.collate):
-        assert torch.equal(blocks[-1].dstdata[NID], seeds)
+    assert digests[0] == digests[1] and len(digests[0]) == 4
 
 
 # What can be wrong
@@ -368,7 +359,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, depth: int) -> None:
+def test_what_is_wrong_on_one_trainer_is_raised_there(g: dist.DistGraph, depth: int) -> None:
 
     def check(g: dist.DistGraph, options: dict, match: str) -> None:
         mine, more = torch.arange(12) + 100 * g.rank(), {"batch_size": 4, "num_prefetch": depth} | options
@@ -380,7 +371,6 @@ def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, de
         else:
             assert len(list(loader)) == 3
 
-    g = job.open(oracle(3))
     for options, match in WRONG.values():
         check(g, options, match)
     good = dist.DistEdgeDataLoader(g, [1, 2], NeighborSampler([2]), negative_sampler=GlobalUniform(2))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from layouts import SharedJob, alone, everywhere, on_all, rotated
+from oracle import partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import DistNodeDataLoader, NeighborSampler
@@ -18,7 +19,6 @@ from mpigraph.distributed import DistGraph, DistTensor
 from mpigraph.errors import ClosedError, FieldNameError, OutOfRangeError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.rows.row_tensor import Copying
 from mpigraph.storage.part_config import PartConfig
@@ -43,11 +43,9 @@ def write(directory: Path, num_parts: int) -> str:
             rows = {of: rows_of(r, np.arange(SIZES[r]), of) for of in ("w", "mask", "x")}
             rows |= {"mask": rows["mask"].astype(bool), "x": rows["x"].astype(np.float32)}
             features[f"{src}:{name}:{dst}"] = {of: Feature.of(of_edges) for of, of_edges in rows.items()}
-    source = GraphSource(SCHEMA, (NODES,), edges, {}, features)
-    parts = np.arange(NODES) * num_parts // NODES
-    path = partition_source(source, "joint", num_parts, directory, "given", assignment=parts).config_path
+    path = partitioned(GraphSource(SCHEMA, (NODES,), edges, {}, features), "joint", num_parts, directory)
     assert len(PartConfig.read(path).shared_features) == 3
-    return str(path)
+    return path
 
 
 @cache

@@ -18,11 +18,7 @@ from scipy.special import bdtrc
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.dataloading import (
-    LaborSampler,
-    NeighborSampler,
-    as_edge_prediction_sampler,
-)
+from mpigraph.dataloading import LaborSampler, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
@@ -139,9 +135,8 @@ def test_numbers_live_for_a_period_of_steps(period: int) -> None:
         assert same > 0.97 and 0.9 < apart < same
 
 
-def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
+def test_trainers_share_the_numbers_of_a_step(job: SharedJob, g: dist.DistGraph) -> None:
     """Each trainer has other seeds; where two draw for one node in one step, they draw the same."""
-    g = job.open(oracle(3))
     nodes = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(g.rank()))
     for sampler in (
         LaborSampler([3, 3], batch_dependency=2),

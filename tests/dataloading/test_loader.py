@@ -29,8 +29,7 @@ def seeds_of(rank: int, sizes: list[int]) -> np.ndarray:
     return np.arange(begin, begin + sizes[rank])
 
 
-def test_missing_layers_and_features_say_what_to_give(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_missing_layers_and_features_say_what_to_give(g: dist.DistGraph) -> None:
     loader = dist.DistNodeDataLoader(g, [1, 2], NeighborSampler([2]), batch_size=5, labels="label")
     words = "DistNodeDataLoader(1 minibatches of at most 5 from 2 seeds, NeighborSampler([2], prob=None), epoch 0)"
     assert repr(loader) == words
@@ -77,10 +76,9 @@ def test_every_seed_once_per_epoch_in_agreed_steps(job: SharedJob, oracle) -> No
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
-    job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
+    g: dist.DistGraph, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that are made ahead, before the script asks for the first one."""
-    g = job.open(oracle(3))
     lines: list[str] = []
     monkeypatch.setattr(get_logger(), "info", lambda text, *args: lines.append(text % args))
     loader = dist.DistNodeDataLoader(g, np.arange(30), NeighborSampler([2]), batch_size=4, num_prefetch=depth)
@@ -93,8 +91,7 @@ def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
     assert not current().world.all_local or not any("remote" in line for line in epochs)
 
 
-def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_evaluation_loaders_do_not_pile_up(g: dist.DistGraph) -> None:
     mine = dist.node_split(g.ndata["third"])
     counts = []
     for _ in range(4):
@@ -155,13 +152,12 @@ def test_minibatches_draw_anew_for_what_others_drew_for(job: SharedJob, oracle) 
 @pytest.mark.parametrize("what", ["weight", "mask", "time"])
 @pytest.mark.parametrize("closed", [False, True], ids=["dropped", "closed"])
 def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
-    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, what: str, closed: bool
+    job: SharedJob, g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch, what: str, closed: bool
 ) -> None:
     """While a loader's thread is in the middle of a hop, its weights, mask or times are dropped or closed.
 
     The thread of trainer 0 is held there; those of the others have begun, and in rounds wait for it.
     """
-    g = job.open(oracle(3))
     data, rows = (g.ndata, NUM_NODES) if what == "time" else (g.edata, g.num_edges())
     dtype = {"weight": torch.float32, "mask": torch.bool, "time": torch.int64}[what]
     begun, drawing, freed = threading.Event(), threading.Event(), threading.Event()
@@ -214,8 +210,7 @@ def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
 
 
 @everywhere
-def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, g: dist.DistGraph) -> None:
 
     seeds = g.in_degrees(torch.arange(NUM_NODES)).argmax().repeat(12)
 
@@ -246,9 +241,8 @@ def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, oracle) -> N
 @pytest.mark.parametrize(
     "given", [{"fanouts": [4, 1]}, {"prob": "weight"}, {"replace": True}, {"disjoint": True}, {"return_eids": False}]
 )
-def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, oracle, given: dict[str, object]) -> None:
+def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, g: dist.DistGraph, given: dict[str, object]) -> None:
     """As in DGL; its scripts also read them where they override ``sample_blocks``."""
-    g = job.open(oracle(3))
     before, changed = NeighborSampler([3]), NeighborSampler([3])
     for name, value in given.items():
         setattr(changed, name, value)
@@ -264,8 +258,7 @@ def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, oracle, given: 
 
 
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
-def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
-    g = job.open(oracle(3))
+def test_bad_seeds_of_one_trainer(g: dist.DistGraph, output: str) -> None:
     seeds = [3, 999] if g.rank() == 0 else [3, 4]
     loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output=output)
     if g.rank() == 0:
@@ -307,9 +300,13 @@ def test_two_graphs_are_sampled_in_different_orders_and_numbers(job: SharedJob, 
 @on_layouts([Layout(3, 0, 0), Layout(4, 1, 2)])
 @pytest.mark.parametrize("sizes, drop_last, counts", [([11, 10, 10], False, (10, 11)), ([5, 3, 4], True, (0, 1))])
 def test_unequal_numbers_of_minibatches_are_one_warning(
-    job: SharedJob, oracle, caplog: pytest.LogCaptureFixture, sizes: list[int], drop_last: bool, counts: tuple[int, int]
+    job: SharedJob,
+    g: dist.DistGraph,
+    caplog: pytest.LogCaptureFixture,
+    sizes: list[int],
+    drop_last: bool,
+    counts: tuple[int, int],
 ) -> None:
-    g = job.open(oracle(3))
     mine = seeds_of(g.rank(), sizes)
     caplog.clear()
     batch_size = 4 if drop_last else 1
@@ -327,9 +324,8 @@ def test_unequal_numbers_of_minibatches_are_one_warning(
 
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
 def test_a_feature_with_gaps_is_named_once_with_its_rows(
-    job: SharedJob, oracle, caplog: pytest.LogCaptureFixture, output: str
+    job: SharedJob, g: dist.DistGraph, caplog: pytest.LogCaptureFixture, output: str
 ) -> None:
-    g = job.open(oracle(3))
     rows = dist.DistTensor((NUM_NODES, 2), torch.float32, part_policy=g.get_node_partition_policy())
     rows[torch.tensor([3, 5])] = torch.tensor([[0.0, torch.nan], [torch.nan, torch.nan]])
     g.ndata["age"] = rows
@@ -349,9 +345,8 @@ def test_a_feature_with_gaps_is_named_once_with_its_rows(
 
 
 @everywhere
-def test_new_times_under_a_loader_must_be_prepared(job: SharedJob, oracle) -> None:
+def test_new_times_under_a_loader_must_be_prepared(job: SharedJob, g: dist.DistGraph) -> None:
     """Its thread cannot have the hosts sort by them, beside the main thread's calls."""
-    g = job.open(oracle(3))
 
     def renew() -> None:
         of_nodes = dist.DistTensor(

@@ -1,40 +1,38 @@
 """Negative samplers: what they draw, how evenly, and that an edge's draws depend on the epoch and the edge alone."""
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob, everywhere, on_all, rotated
-from memory_graphs import InMemory
-from oracle import MAX_DEGREE, NUM_NODES, open_graph
+from layouts import ALONE, SharedJob, everywhere, on_all, on_layouts, rotated
+from oracle import MAX_DEGREE, NUM_NODES, open_graph, partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.dataloading.negative_sampler import (
-    GlobalUniform,
-    JointUniform,
-    Uniform,
-    draw_negatives,
-    find_edges,
-)
+from mpigraph.dataloading.negative_sampler import GlobalUniform, JointUniform, Uniform, draw_negatives, find_edges
 from mpigraph.errors import EdgeTypeError
 from mpigraph.graphs.fields import EID, NID
-from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.kernels.negatives import draw_nodes
+from mpigraph.kernels.rng import mix64
+from mpigraph.metadata.schema import Schema
+from mpigraph.partition.source import GraphSource
 
-WORD = 2**64
 NUM_EDGES = 591
+on_one = on_layouts([ALONE])
+RELATIONS = liked, knows, likes = ("item", "liked", "user"), ("user", "knows", "user"), ("user", "likes", "item")
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finalizer in Python's integers."""
-    x = (x + 0x9E3779B97F4A7C15) % WORD
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % WORD
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % WORD
-    return x ^ (x >> 31)
+    return int(mix64(np.uint64(x)))
 
 
 def reference(key: int, eid: int, number: int, num: int) -> int:
-    return mix((mix(key ^ mix(eid)) + number) % WORD) * num >> 64
+    return mix((mix(key ^ mix(eid)) + number) % 2**64) * num >> 64
 
 
 @pytest.mark.parametrize("num", [1, 2, 101, 2**31 + 11, 2**32, 2**40 + 12345, 2**62 + 1])
@@ -52,33 +50,49 @@ def is_even(counts: np.ndarray) -> bool:
     return abs(chi2 - (cells - 1)) < 5 * (2 * (cells - 1)) ** 0.5
 
 
-def small() -> InMemory:
-    nodes = torch.arange(NUM_NODES)
-    return InMemory(graph((nodes, (nodes + 1) % NUM_NODES)))
+def write_ring(directory: Path) -> str:
+    """Edge e goes to node e, from the next."""
+    ids = np.arange(NUM_NODES)
+    source = GraphSource(Schema.homogeneous(), (NUM_NODES,), (((ids + 1) % NUM_NODES, ids),))
+    return partitioned(source, "ring", 1, directory)
 
 
-def test_destinations_are_drawn_evenly() -> None:
-    src, dst = Uniform(200)(small(), torch.arange(NUM_NODES))
+@pytest.fixture
+def ring(job: SharedJob) -> dist.DistGraph:
+    return job.open(job.write(write_ring))
+
+
+def draw(g: dist.DistGraph, sampler: Callable[..., Any], eids: Any) -> Any:
+    """What a sampler draws, with the same key each time."""
+    g.session.num_draws = 0
+    return sampler(g, eids)
+
+
+@on_one
+def test_destinations_are_drawn_evenly(ring: dist.DistGraph) -> None:
+    src, dst = Uniform(200)(ring, torch.arange(NUM_NODES))
     assert is_even(np.bincount(dst.numpy(), minlength=NUM_NODES))
-    assert torch.equal(src, torch.arange(NUM_NODES).repeat_interleave(200))
+    assert torch.equal(src, (torch.arange(NUM_NODES) + 1).remainder(NUM_NODES).repeat_interleave(200))
     pairs = (dst - src) % NUM_NODES  # no distance between the two ends is preferred
     assert is_even(np.bincount(pairs.numpy(), minlength=NUM_NODES))
     for number in range(3):  # nor does the number of the negative matter
         assert is_even(np.bincount(dst.numpy()[number::10], minlength=NUM_NODES))
 
 
-def test_global_pairs_are_drawn_evenly() -> None:
+@on_one
+def test_global_pairs_are_drawn_evenly(ring: dist.DistGraph) -> None:
     every = GlobalUniform(300, exclude_self_loops=False, replace=True, exclude_edges=False)
-    src, dst = every(small(), torch.arange(NUM_NODES))
+    src, dst = every(ring, torch.arange(NUM_NODES))
     assert len(src) == len(dst) == 300 * NUM_NODES
     assert is_even(np.bincount((src * NUM_NODES + dst).numpy(), minlength=NUM_NODES**2))
-    some = GlobalUniform(60, replace=True)(small(), torch.arange(NUM_NODES))
-    distance = np.bincount(((some[1] - some[0]) % NUM_NODES).numpy(), minlength=NUM_NODES)
+    some = GlobalUniform(60, replace=True)(ring, torch.arange(NUM_NODES))
+    distance = np.bincount(((some[0] - some[1]) % NUM_NODES).numpy(), minlength=NUM_NODES)
     assert distance[0] == distance[1] == 0 and is_even(distance[2:])
 
 
-def test_shared_destinations_are_drawn_evenly() -> None:
-    drawn = [JointUniform(100)(InMemory(small().graph, epoch=epoch), torch.arange(2))[1][:100] for epoch in range(100)]
+@on_one
+def test_shared_destinations_are_drawn_evenly(ring: dist.DistGraph) -> None:
+    drawn = [JointUniform(100)(ring, torch.arange(2))[1][:100] for _ in range(100)]
     assert is_even(np.bincount(torch.cat(drawn).numpy(), minlength=NUM_NODES))
 
 
@@ -125,8 +139,7 @@ def test_an_edge_has_the_same_negatives_on_every_layout(job: SharedJob, oracle, 
     assert sum(job.trainers.allgather(len(found[1]))) == NUM_EDGES
 
 
-def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_global_uniform_returns_no_edges_no_loops_no_repeats(g: dist.DistGraph) -> None:
     eids = torch.arange(g.rank(), NUM_EDGES, 9)
     orig = g.ndata["orig"][:]
 
@@ -153,8 +166,7 @@ def test_global_uniform_returns_no_edges_no_loops_no_repeats(job: SharedJob, ora
     assert len(ends(GlobalUniform(2), mine)[0]) == 0 or g.rank() == 0
 
 
-def test_global_uniform_in_loaders_that_are_not_in_step(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_global_uniform_in_loaders_that_are_not_in_step(g: dist.DistGraph) -> None:
     mine = torch.arange(NUM_EDGES)[: 20 * (g.rank() + 1)]
     loader = dist.DistEdgeDataLoader(
         g, mine, NeighborSampler([2, 2]), batch_size=6, negative_sampler=GlobalUniform(3), num_prefetch=1
@@ -168,15 +180,17 @@ def test_global_uniform_in_loaders_that_are_not_in_step(job: SharedJob, oracle) 
     assert len(list(loader)) == len(loader)
 
 
-def test_each_edge_keeps_its_first_allowed_candidates() -> None:
+@on_one
+def test_each_edge_keeps_its_first_allowed_candidates(ring: dist.DistGraph) -> None:
     """With repeats allowed an edge's negatives do not depend on the batch; else the first edge has the pair."""
-    g, eids = small(), torch.arange(NUM_NODES)
-    alone = [GlobalUniform(3, replace=True)(g, [e]) for e in eids.tolist()]
-    together = GlobalUniform(3, replace=True)(g, eids)
+    ring.has_edges_between, eids = Mock(wraps=ring.has_edges_between), torch.arange(NUM_NODES)
+    alone = [draw(ring, GlobalUniform(3, replace=True), [e]) for e in eids.tolist()]
+    together = draw(ring, GlobalUniform(3, replace=True), eids)
     for side in (0, 1):
         assert torch.equal(torch.cat([pair[side] for pair in alone]), together[side])
-    assert [sum(some.values()) for some in g.asked] == [4] * NUM_NODES + [4 * NUM_NODES]  # one question for each batch
-    src, dst = GlobalUniform(2)(g, torch.zeros(50, dtype=torch.int64))  # the same edge again has other candidates
+    asked = [sum(map(len, call.args[0].values())) for call in ring.has_edges_between.call_args_list]
+    assert asked == [4] * NUM_NODES + [4 * NUM_NODES]  # one question for each batch
+    src, dst = GlobalUniform(2)(ring, torch.zeros(50, dtype=torch.int64))  # the same edge again has other candidates
     assert torch.unique(torch.stack([src, dst]), dim=1).shape == (2, 100)
 
 
@@ -202,31 +216,30 @@ def test_joint_negatives_are_shared(job: SharedJob, oracle) -> None:
     on_all(job.trainers, body() == job.alone(body))
 
 
-def typed() -> InMemory:
-    edges = {
-        ("user", "likes", "item"): ([0, 1, 2, 3], [1, 0, 4, 2]),
-        ("item", "liked", "user"): ([1, 0, 4, 2], [0, 1, 2, 3]),
-        ("user", "knows", "user"): ([0, 1], [1, 2]),
-    }
-    return InMemory(heterograph(edges, {"user": 4, "item": 500}))
+def write_shop(directory: Path) -> str:
+    users, items = np.arange(4), np.array([0, 1, 2, 4])
+    schema, edges = Schema(("item", "user"), RELATIONS), ((items, users), (users[:2], users[1:3]), (users, items))
+    return partitioned(GraphSource(schema, (500, 4), edges), "shop", 1, directory)
 
 
-def test_several_relations() -> None:
-    g = typed()
-    likes, liked, knows = ("user", "likes", "item"), ("item", "liked", "user"), ("user", "knows", "user")
-    drawn = Uniform(50)(g, {"likes": [0, 3], liked: [0, 3]})
+@on_one
+def test_several_relations(job: SharedJob) -> None:
+    g = job.open(job.write(write_shop))
+    drawn = draw(g, Uniform(50), {"likes": [0, 3], liked: [0, 3]})
     assert set(drawn) == {likes, liked}
     assert torch.equal(drawn[likes][0], torch.tensor([0, 3]).repeat_interleave(50))
     assert int(drawn[likes][1].max()) > 4 > int(drawn[liked][1].max())
-    other = Uniform(50)(g, {liked: [0, 3]})
+    other = draw(g, Uniform(50), {liked: [0, 3]})
     assert torch.equal(other[liked][1], drawn[liked][1])
     pairs = GlobalUniform(5, exclude_self_loops=True, redundancy=20)(g, {"knows": [0, 1]})[knows]
     assert sorted(zip(*(ends.tolist() for ends in pairs), strict=True)) == sorted(
         {(u, v) for u in range(4) for v in range(4) if u != v} - {(0, 1), (1, 2)}
     )
-    g.asked.clear()
+    g.has_edges_between = Mock(wraps=g.has_edges_between)
     GlobalUniform(2, redundancy=1)(g, {likes: [0, 1, 2], knows: [0]})
-    assert g.asked == [{likes: 9, knows: 3}]  # one question for all relations
+    ((asked, _), _) = g.has_edges_between.call_args
+    assert {relation: len(ends) for relation, ends in asked.items()} == {likes: 9, knows: 3}
+    assert g.has_edges_between.call_count == 1  # one question for all relations
     with pytest.raises(EdgeTypeError, match="ambiguous"):
         Uniform(2)(g, [0])
 
@@ -239,9 +252,9 @@ class Shifted(Uniform):
         return src, (dst + 1) % g.num_nodes()
 
 
-def test_samplers_derived_from_ours_are_called() -> None:
-    g, eids = small(), torch.arange(30)
-    edges = find_edges(g, eids)
-    ours, derived = (draw_negatives(kind(3), g, edges) for kind in (Uniform, Shifted))
+@on_one
+def test_samplers_derived_from_ours_are_called(ring: dist.DistGraph) -> None:
+    edges = find_edges(ring, torch.arange(30))
+    ours, derived = (draw(ring, partial(draw_negatives, kind(3)), edges) for kind in (Uniform, Shifted))
     ((src, dst),) = ours.values()
     assert torch.equal(derived[0], src) and torch.equal(derived[1], (dst + 1) % NUM_NODES)

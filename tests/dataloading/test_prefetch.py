@@ -50,8 +50,7 @@ def test_a_job_may_end_in_the_middle_of_several_epochs(layout: Job, oracle, dept
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_iterator_that_was_ended_from_elsewhere_raises(job: SharedJob, oracle, depth: int) -> None:
-    g = job.open(oracle(3))
+def test_an_iterator_that_was_ended_from_elsewhere_raises(g: dist.DistGraph, depth: int) -> None:
     loader = dist.DistNodeDataLoader(g, range(20), NeighborSampler([2]), batch_size=4, num_prefetch=depth)
     with pytest.raises(ClosedError, match="another pass over this loader was begun"):
         list(zip(loader, loader, strict=True))
@@ -170,8 +169,7 @@ def test_an_error_after_the_consumer_has_left_is_nobodys() -> None:
     assert ended
 
 
-def test_a_tensor_may_be_closed_that_an_epoch_reads_which_was_left(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_tensor_may_be_closed_that_an_epoch_reads_which_was_left(g: dist.DistGraph) -> None:
     for _ in range(5):
         tensor = dist.DistTensor((NUM_NODES, 64), torch.float32)
         loader = dist.DistDataLoader(np.arange(NUM_NODES), 1, collate_fn=tensor.__getitem__, num_prefetch=3)
@@ -275,8 +273,7 @@ def use_for_a_while(window: RowWindow, done: list[bool]) -> None:
     assert using.wait(60)
 
 
-def test_rows_are_freed_when_nobody_uses_them(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_rows_are_freed_when_nobody_uses_them(g: dist.DistGraph) -> None:
     tensor = dist.DistTensor((NUM_NODES, 2), torch.float32)
     window, done = tensor.handle.rows.window, list[bool]()
     use_for_a_while(window, done)

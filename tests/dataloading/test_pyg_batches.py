@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from layouts import ALONE, Layout, SharedJob, on_all, on_layouts, rotated
+from oracle import partitioned
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
@@ -28,7 +29,6 @@ from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import NID
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
@@ -83,9 +83,7 @@ def source_of(kind: str) -> GraphSource:
 
 def partition(directory: Path, kind: str, num_parts: int) -> str:
     """Partition a graph without changing its ids; return the path of its configuration."""
-    source = source_of(kind)
-    parts = np.concatenate([np.arange(n) * num_parts // n for n in source.num_nodes])
-    return str(partition_source(source, kind, num_parts, directory, "given", assignment=parts).config_path)
+    return partitioned(source_of(kind), kind, num_parts, directory)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ and skips where torch has none.
 """
 
 import gc
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from fake_gpu import DEVICE, FakeGpu
+from jobs import soon
 from layouts import SharedJob, rotated
 from oracle import NUM_NODES
 from typed_oracle import NUM_NODES as TYPED_NODES
@@ -179,9 +179,8 @@ def test_minibatches_are_pinned(
 
 @DEPTHS
 def test_the_consumers_stream_waits_before_the_minibatch_is_handed_over(
-    depth: int, fake: FakeGpu, job: SharedJob, oracle: Any
+    depth: int, fake: FakeGpu, g: dist.DistGraph
 ) -> None:
-    g = job.open(oracle(3))
     loader = node_loader(g, DEVICE, num_prefetch=depth)
     mine = fake.current_stream(DEVICE)
     num_taken = 0
@@ -206,23 +205,16 @@ def test_the_consumers_stream_waits_before_the_minibatch_is_handed_over(
     assert entered == {"enter thread" if depth else "enter"}  # the consumer's thread keeps its own device
 
 
-def test_minibatches_ahead_are_on_their_way(fake: FakeGpu, job: SharedJob, oracle: Any) -> None:
-    g = job.open(oracle(3))
+def test_minibatches_ahead_are_on_their_way(fake: FakeGpu, g: dist.DistGraph) -> None:
     batches = iter(node_loader(g, DEVICE, num_prefetch=2))
     next(batches)
-    deadline = time.monotonic() + 60
-    while len(fake.of("record")) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(fake.of("record")) >= 3 and len(fake.of("wait")) == 1
+    assert soon(lambda: len(fake.of("record")) >= 3) and len(fake.of("wait")) == 1
     list(batches)
 
 
 @DEPTHS
 @pytest.mark.parametrize("leave_early", [False, True])
-def test_pinned_memory_lives_as_long_as_copies(
-    depth: int, leave_early: bool, fake: FakeGpu, job: SharedJob, oracle: Any
-) -> None:
-    g = job.open(oracle(3))
+def test_pinned_memory_lives_as_long_as_copies(depth: int, leave_early: bool, fake: FakeGpu, g: dist.DistGraph) -> None:
     loader = node_loader(g, DEVICE, num_prefetch=depth)
     kept = [batch for batch, _ in zip(loader, range(2 if leave_early else 1000), strict=False)]
     loader.close()
@@ -233,16 +225,14 @@ def test_pinned_memory_lives_as_long_as_copies(
     assert len({call.memory for call in fake.of("pinned")}) < len(fake.of("pinned"))  # some was used again
 
 
-def test_rows_are_gathered_where_they_are_pinned(fake: FakeGpu, job: SharedJob, oracle: Any) -> None:
-    g = job.open(oracle(3))
+def test_rows_are_gathered_where_they_are_pinned(fake: FakeGpu, g: dist.DistGraph) -> None:
     num_batches = len(list(node_loader(g, pin_memory=True)))
     # one piece for the structure, one for each feature and label, one for each of the two tensors of nodes
     assert len(fake.of("pinned")) == 6 * num_batches
     assert not fake.of("copy", "record", "wait", "used on")
 
 
-def test_rows_read_by_hand_are_pinned(fake: FakeGpu, job: SharedJob, oracle: Any) -> None:
-    g = job.open(oracle(3))
+def test_rows_read_by_hand_are_pinned(fake: FakeGpu, g: dist.DistGraph) -> None:
     rows = g.ndata["feat"].gather([3, 1, 3], pin_memory=True)
     assert fake.is_pinned(rows) and fake.is_pinned(rows[1:]) and torch.equal(rows, g.ndata["feat"][[3, 1, 3]])
     assert len(fake.of("pinned")) == 1
@@ -292,9 +282,8 @@ def test_on_the_cpu_it_costs_nothing(
     assert torch.cuda.is_initialized() is before
 
 
-def test_pinning_without_a_gpu_is_a_warning(job: SharedJob, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinning_without_a_gpu_is_a_warning(g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "ACCELERATORS", {})
-    g = job.open(oracle(3))
     sampler = Remembering([2])
     with pytest.warns(UserWarning, match="pin_memory=True, but torch has no GPU") as caught:
         loader = dist.DistNodeDataLoader(g, np.arange(9), sampler, pin_memory=True)
@@ -320,9 +309,8 @@ def test_a_device_without_streams_is_reached_at_once(job: SharedJob, oracle: Any
 
 @NEEDS_GPU
 @DEPTHS
-def test_copies_do_not_wait_for_the_model(depth: int, job: SharedJob, oracle: Any) -> None:
+def test_copies_do_not_wait_for_the_model(depth: int, g: dist.DistGraph) -> None:
     """While the consumer's stream is busy, minibatches arrive, and the consumer's thread goes on."""
-    g = job.open(oracle(3))
     loader = node_loader(g, "cuda:0", num_prefetch=depth)
     batches = iter(loader)
     next(batches)
@@ -337,9 +325,8 @@ def test_copies_do_not_wait_for_the_model(depth: int, job: SharedJob, oracle: An
     torch.cuda.synchronize()
 
 
-def test_pinned_memory_is_not_used_again_too_early(device: torch.device, job: SharedJob, oracle: Any) -> None:
+def test_pinned_memory_is_not_used_again_too_early(device: torch.device, g: dist.DistGraph) -> None:
     """The copying stream is kept busy, so that the loader runs ahead of its copies."""
-    g = job.open(oracle(3))
     g.ndata["wide"] = dist.DistTensor((NUM_NODES, 2000), torch.float32, part_policy=g.ndata["feat"].part_policy)
     own = dist.node_split(np.ones(NUM_NODES))
     g.ndata["wide"][own] = own[:, None].expand(-1, 2000)
@@ -352,9 +339,8 @@ def test_pinned_memory_is_not_used_again_too_early(device: torch.device, job: Sh
 
 
 @pytest.mark.slow
-def test_device_memory_is_not_used_again_too_early(device: torch.device, job: SharedJob, oracle: Any) -> None:
+def test_device_memory_is_not_used_again_too_early(device: torch.device, g: dist.DistGraph) -> None:
     """The consumer drops minibatches before its stream has read them."""
-    g = job.open(oracle(3))
     loader = node_loader(g, device, num_prefetch=4, batch_size=4)
     for _ in range(3):
         sums = []
@@ -366,8 +352,7 @@ def test_device_memory_is_not_used_again_too_early(device: torch.device, job: Sh
 
 
 @NEEDS_GPU
-def test_pinned_minibatches_are_moved_by_hand(job: SharedJob, oracle: Any) -> None:
-    g = job.open(oracle(3))
+def test_pinned_minibatches_are_moved_by_hand(g: dist.DistGraph) -> None:
     for batch, like in zip(node_loader(g, seed=5, pin_memory=True), node_loader(g, seed=5), strict=True):
         moved = [block.to("cuda:0", non_blocking=True) for block in batch[2]]
         del batch

@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 from layouts import SharedJob, everywhere
+from oracle import partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 
 
@@ -21,7 +21,7 @@ def write(folder):
         {"a": {"label": names, "x": Feature.of(ends)}},
         {"a:s:b": {"how": names._replace(categories=("w", "x"))}},
     )
-    return str(partition_source(source, "g", 3, folder, "random").config_path)
+    return partitioned(source, "g", 3, folder, "random")
 
 
 @everywhere

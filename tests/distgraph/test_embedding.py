@@ -14,11 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import mpigraph.distributed as dist
 from mpigraph.distgraph import new_tensor
-from mpigraph.errors import (
-    ClosedError,
-    InvalidArgumentError,
-    TensorMismatchError,
-)
+from mpigraph.errors import ClosedError, InvalidArgumentError, TensorMismatchError
 from mpigraph.nn import SAGEConv
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

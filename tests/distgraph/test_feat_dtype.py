@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from layouts import Layout, SharedJob, everywhere, on_layouts
-from oracle import NUM_NODES, oracle_source
+from oracle import NUM_NODES, oracle_source, partitioned
 from typed_oracle import SCHEMA as TYPED, typed_oracle_source
 from worlds import counted
 
@@ -16,7 +16,6 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import DistEdgeDataLoader, NeighborSampler
 from mpigraph.errors import CollectiveError, FieldNameError, GraphDataError, InvalidArgumentError, PartitionError
 from mpigraph.inference import layerwise
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
@@ -83,7 +82,7 @@ def write_typed(folder: Path, dtype: torch.dtype) -> str:
 
 
 def parts_of(source: GraphSource, folder: Path, feat_dtype: Any) -> str:
-    return str(partition_source(source, "narrow", 3, folder, "random", feat_dtype=feat_dtype).config_path)
+    return partitioned(source, "narrow", 3, folder, "random", feat_dtype=feat_dtype)
 
 
 def anew(job: SharedJob, path: str, **options: Any) -> dist.DistGraph:

@@ -10,13 +10,7 @@ from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.errors import (
-    CollectiveError,
-    GraphDataError,
-    InvalidArgumentError,
-    OutOfRangeError,
-    TensorMismatchError,
-)
+from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError, TensorMismatchError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.session.context import current
 

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpigraph.distgraph.partitioning import (
-    load_partition,
-    load_partition_book,
-    load_partition_feats,
-    partition_graph,
-)
+from mpigraph.distgraph.partitioning import load_partition, load_partition_book, load_partition_feats, partition_graph
 from mpigraph.errors import InvalidArgumentError, NodeTypeError, PartitionError
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
 from mpigraph.graphs.hetero import graph, heterograph

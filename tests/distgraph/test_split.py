@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 from layouts import Job, Layout, SharedJob, needs_threads
-from oracle import NAME, NUM_NODES, open_graph
+from oracle import NAME, NUM_NODES, open_graph, partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.distgraph.split import _bounds, _counted_share
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import current
@@ -36,11 +35,7 @@ def shares_of(g: dist.DistGraph, mask: np.ndarray, even: bool) -> tuple[list[int
             dist.node_split(counted, rank=0), dist.node_split(mask, book, rank=0)
         )  # who wrote it reads it
     g.barrier()
-    assert [current().store.mask_counts(m.rows) is not None for m in (counted, small, t)] == [
-        True,
-        True,
-        False,
-    ]
+    assert [current().store.mask_counts(m.rows) is not None for m in (counted, small, t)] == [True, True, False]
     shares = [dist.node_split(m, book, force_even=even) for m in (mask, torch.from_numpy(mask), t, counted, small)]
     assert all(torch.equal(shares[0], share) for share in shares)
     assert shares[0].dtype == torch.int64
@@ -82,7 +77,7 @@ def write_tiny(directory: Path) -> str:
     ids = np.arange(3)
     schema = Schema(("one", "three", "two"), (("three", "to", "three"),))
     source = GraphSource(schema, (1, 3, 2), ((ids, ids),), {})
-    return str(partition_source(source, "tiny", 1, directory, "random").config_path)
+    return partitioned(source, "tiny", 1, directory)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.int16, np.uint32])

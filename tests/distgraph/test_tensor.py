@@ -9,13 +9,7 @@ from layouts import API, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.errors import (
-    ClosedError,
-    CollectiveError,
-    InvalidArgumentError,
-    PartitionError,
-    TensorMismatchError,
-)
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, PartitionError, TensorMismatchError
 from mpigraph.session.context import current
 
 NAMES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64"

@@ -271,14 +271,6 @@ def test_partition_and_then_train_with_what_launch_sets(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_link_prediction_ranks_held_out_edges_high(example: Example) -> None:
-    output = example.run(4, "link_prediction.py", "--num_epochs 1", TWO_NODES)
-    mrr, hits_at_50 = numbers(r"^MRR ([\d.]+) .* hits@50 ([\d.]+)", output)
-    assert mrr > 5 * 0.0075, output  # by chance: a rank from 1 to 1001
-    assert hits_at_50 > 5 * 0.05, output
-
-
-@pytest.mark.slow
 def test_the_last_evaluation_is_the_same_layer_by_layer(example: Example, tmp_path: Path) -> None:
     mg.distributed.partition_graph(mg.data.generate(400, 4000, feat_dim=8, num_classes=4), "default", 2, tmp_path)
     flags = f"--part_config {tmp_path}/default.json --num_epochs 1 --fan_out 5,5 --num_hidden 16"
@@ -292,26 +284,11 @@ def test_the_last_evaluation_is_the_same_layer_by_layer(example: Example, tmp_pa
 
 
 @pytest.mark.slow
-def test_who_obeys_time_predicts_the_next_contacts_better(example: Example) -> None:
-    output = example.run(4, "temporal.py", "--num_epochs 2 --lr 0.01", TWO_NODES)
-    (obeying,) = numbers(r"^obeying time: MRR (\S+)", output)
-    (ignoring,) = numbers(r"^ignoring time: MRR (\S+)", output)
-    assert obeying > ignoring + 0.04
-
-
-@pytest.mark.slow
 def test_unsupervised_beats_the_features(example: Example, tmp_path: Path) -> None:
     output = example.run(1, "unsupervised.py", f"--embeddings {tmp_path}/e.npy")
     assert np.load(tmp_path / "e.npy").shape == (5000, 64)
     learned, plain = numbers(r"^test accuracy by representations ([\d.]+), by features ([\d.]+)", output)
     assert learned > plain + 0.10, output
-
-
-@pytest.mark.slow
-def test_node_embedding_beats_the_linear_model(example: Example) -> None:
-    output = example.run(4, "node_embedding.py", "--num_servers 0")
-    sage, linear = numbers(r"^test accuracy ([\d.]+), of a linear model .* ([\d.]+)", output)
-    assert sage > linear + 0.30, output
 
 
 @pytest.mark.slow
@@ -327,30 +304,35 @@ def test_knowledge_graph_finds_held_out_triples_whose_ranks_are_those_of_a_plain
     assert found > 0.4, output  # 0.007 by chance
 
 
-@pytest.mark.slow
-def test_rgcn_learns_the_subject_of_authors_from_their_papers(example: Example) -> None:
-    flags = "--num_epochs 6 --eval_every 6 --num_hidden 32 --num_bases 3"
-    (accuracy,) = numbers(r"^test accuracy ([\d.]+)", example.run(4, "rgcn.py", flags, TWO_NODES))
-    assert accuracy > 0.7  # 0.125 by chance
+LEARN = {
+    "held-out edges rank high": (
+        4, "link_prediction.py --num_epochs 1", r"^MRR ([\d.]+) .* hits@50 ([\d.]+)",
+        lambda mrr, hits: mrr > 5 * 0.0075 and hits > 5 * 0.05),  # by chance: a rank from 1 to 1001
+    "who obeys time predicts the next contacts better": (
+        4, "temporal.py --num_epochs 2 --lr 0.01", r"(?s)^obeying time: MRR (\S+).*^ignoring time: MRR (\S+)",
+        lambda obeying, ignoring: obeying > ignoring + 0.04),
+    "learned rows of nodes beat a linear model": (
+        4, "node_embedding.py --num_servers 0", r"^test accuracy ([\d.]+), of a linear model .* ([\d.]+)",
+        lambda sage, linear: sage > linear + 0.30),
+    "RGCN learns the subject of authors from their papers": (
+        4, "rgcn.py --num_epochs 6 --eval_every 6 --num_hidden 32 --num_bases 3", r"^test accuracy ([\d.]+)",
+        lambda accuracy: accuracy > 0.7),  # 0.125 by chance
+    "RGCN learns from relations which label an entity has": (
+        2, "rgcn.py --facts 200 --num_epochs 3 --eval_every 3 --num_hidden 32 --num_bases 8",
+        r"^test accuracy ([\d.]+)", lambda accuracy: accuracy > 0.7),  # 0.125 by chance
+    "a model of PyG beats the MLP": (
+        4, "hgt_pyg.py --num_epochs 4 --eval_every 4 --fan_out 5,5 --num_hidden 32",
+        r"^test accuracy ([\d.]+) \(MLP baseline: ([\d.]+)\)", lambda hgt, mlp: hgt > mlp + 0.10),
+    "layers of PyG learn": (
+        2, "pyg_layers.py", r"(?s)epoch 0  loss ([\d.]+).*epoch 4  loss ([\d.]+)",
+        lambda first, last: last < first / 2),
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_rgcn_learns_from_relations_which_label_an_entity_has(example: Example) -> None:
-    flags = "--facts 200 --num_epochs 3 --eval_every 3 --num_hidden 32 --num_bases 8"
-    (accuracy,) = numbers(r"^test accuracy ([\d.]+)", example.run(2, "rgcn.py", flags))
-    assert accuracy > 0.7  # 0.125 by chance
-
-
-@pytest.mark.slow
-def test_a_model_of_pyg_beats_the_mlp(example: Example) -> None:
-    flags = "--num_epochs 4 --eval_every 4 --fan_out 5,5 --num_hidden 32"
-    hgt, mlp = numbers(
-        r"^test accuracy ([\d.]+) \(MLP baseline: ([\d.]+)\)", example.run(4, "hgt_pyg.py", flags, TWO_NODES)
-    )
-    assert hgt > mlp + 0.10
-
-
-@pytest.mark.slow
-def test_layers_of_pyg_learn(example: Example) -> None:
-    first, last = numbers(r"(?s)epoch 0  loss ([\d.]+).*epoch 4  loss ([\d.]+)", example.run(2, "pyg_layers.py"))
-    assert last < first / 2
+@pytest.mark.parametrize("what", LEARN)
+def test_examples_learn(example: Example, what: str) -> None:
+    ranks, command, pattern, learns = LEARN[what]
+    script, _, flags = command.partition(" ")
+    found = numbers(pattern, example.run(ranks, script, flags, TWO_NODES))
+    assert learns(*found), found

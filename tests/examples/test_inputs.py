@@ -242,51 +242,29 @@ def test_json_lines(tmp_path):
     assert values == {("_N", "_E", "_N"): {"w": [0.5, 1]}}
 
 
-MATRIX = "%%MatrixMarket matrix coordinate {} {}\n% a comment\n"
-MATRICES = {
-    "general": MATRIX.format("real", "general") + "4 4 3\n1 2 0.5\n4 1 1.5\n2 2 2.5\n",
-    "symmetric": MATRIX.format("integer", "symmetric") + "3 3 3\n2 1 5\n3 3 6\n3 1 7\n",
-    "bipartite": MATRIX.format("integer", "general") + "2 5 2\n1 5 3\n2 4 4\n",
-}
+COORDINATES = "%%MatrixMarket matrix coordinate"
+ONE, TWO = ("_N", "_E", "_N"), ("row", "to", "column")
+LISTS = [
+    ("Matrix Market", COORDINATES + " real general\n% a comment\n4 4 3\n1 2 0.5\n4 1 1.5\n2 2 2.5\n",
+     {"_N": 4}, {ONE: [(0, 1), (3, 0), (1, 1)]}, {"weight": [0.5, 1.5, 2.5]}),
+    ("Matrix Market", COORDINATES + " integer symmetric\n3 3 3\n2 1 5\n3 3 6\n3 1 7\n",
+     {"_N": 3}, {ONE: [(1, 0), (2, 2), (2, 0), (0, 1), (0, 2)]}, {"weight": [5, 6, 7, 5, 7]}),
+    ("Matrix Market", COORDINATES + " integer general\n2 5 2\n1 5 3\n2 4 4\n",
+     {"column": 5, "row": 2}, {TWO: [(0, 4), (1, 3)]}, {"weight": [3, 4]}),
+    ("KONECT", "% asym posweighted\n% 3 4 4\n1 2 0.5 1000000000\n2\t2\t1 1000000001\n 3  4 2  1000000001 \n",
+     {"_N": 4}, {ONE: [(0, 1), (1, 1), (2, 3)]}, {"weight": [0.5, 1, 2], "time": [10**9, 10**9 + 1, 10**9 + 1]}),
+    ("KONECT", "% sym signed\n1 2 -1\n3 3 1\n1 3 1\n",
+     {"_N": 3}, {ONE: [(0, 1), (2, 2), (0, 2), (1, 0), (2, 0)]}, {"weight": [-1, 1, 1, -1, 1]}),
+    ("KONECT", "% bip unweighted\n% 3 2 5\n1 5\n2 1\n2 2\n",
+     {"left": 2, "right": 5}, {("left", "to", "right"): [(0, 4), (1, 0), (1, 1)]}, {}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted", "weights"),
-    [
-        ("general", [(0, 1), (3, 0), (1, 1)], [0.5, 1.5, 2.5]),
-        ("symmetric", [(1, 0), (2, 2), (2, 0), (0, 1), (0, 2)], [5, 6, 7, 5, 7]),
-        ("bipartite", [(0, 4), (1, 3)], [3, 4]),
-    ],
-)
-def test_matrix_market(tmp_path, name, wanted, weights):
-    run("Matrix Market", tmp_path, {"graph.mtx": MATRICES[name]})
-    counts, edges, _, values = graph_of(tmp_path / "graph.npz")
-    assert counts == ({"column": 5, "row": 2} if name == "bipartite" else {"_N": 4 if name == "general" else 3})
-    relation = ("row", "to", "column") if name == "bipartite" else ("_N", "_E", "_N")
-    assert edges == {relation: wanted} and values == {relation: {"weight": weights}}
-
-
-NETWORKS = {
-    "asym": "% asym posweighted\n% 3 4 4\n1 2 0.5 1000000000\n2\t2\t1 1000000001\n 3  4 2  1000000001 \n",
-    "sym": "% sym signed\n1 2 -1\n3 3 1\n1 3 1\n",
-    "bip": "% bip unweighted\n% 3 2 5\n1 5\n2 1\n2 2\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("form", "wanted", "feats"),
-    [
-        ("asym", [(0, 1), (1, 1), (2, 3)], {"weight": [0.5, 1, 2], "time": [10**9, 10**9 + 1, 10**9 + 1]}),
-        ("sym", [(0, 1), (2, 2), (0, 2), (1, 0), (2, 0)], {"weight": [-1, 1, 1, -1, 1]}),
-        ("bip", [(0, 4), (1, 0), (1, 1)], {}),
-    ],
-)
-def test_konect(tmp_path, form, wanted, feats):
-    run("KONECT", tmp_path, {"out.net": NETWORKS[form]})
-    counts, edges, _, values = graph_of(tmp_path / "graph.npz")
-    assert counts == {"asym": {"_N": 4}, "sym": {"_N": 3}, "bip": {"left": 2, "right": 5}}[form]
-    relation = ("left", "to", "right") if form == "bip" else ("_N", "_E", "_N")
-    assert edges == {relation: wanted} and values == {relation: feats}
+@pytest.mark.parametrize(("recipe", "text", "counts", "edges", "feats"), LISTS)
+def test_a_list_of_edges(tmp_path, recipe, text, counts, edges, feats):
+    run(recipe, tmp_path, {"out.net" if recipe == "KONECT" else "graph.mtx": text})
+    found, pairs, _, values = graph_of(tmp_path / "graph.npz")
+    assert (found, pairs, values) == (counts, edges, dict.fromkeys(edges, feats))
 
 
 def metis_text(fmt):

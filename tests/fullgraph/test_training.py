@@ -5,6 +5,7 @@ node at all.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,21 @@ from layouts import (
     several,
     shared_folder,
 )
-from oracle import write_oracle
+from oracle import partitioned, whole, write_oracle
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from typed_oracle import write_typed_oracle
+from worlds import counted
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph import trace
 from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, MPIGraphError, TensorMismatchError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 
 WIDTH, STEPS = 6, 4
 EDGES = ("_N", "_E", "_N")
+sent = partial(counted, "sent_bytes")
 
 
 class Stack(nn.Module):
@@ -176,16 +177,6 @@ def test_no_bit_depends_on_the_layout(job: SharedJob, kind: str) -> None:
     on_all(job.trainers, equal(here, alone), f"recompute={again}: {here[:STEPS]}, alone {alone[:STEPS]}")
 
 
-def whole(g: dist.DistGraph) -> mg.HeteroGraph:
-    """The graph in memory, edges in the order of their ids."""
-    edges = {r: g.find_edges(torch.arange(g.num_edges(r)), r) for r in g.canonical_etypes}
-    graph = mg.HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
-    for r in g.canonical_etypes:
-        if "weight" in g.edges[r].data:
-            graph.edges[r].data["weight"] = g.edges[r].data["weight"][:]
-    return graph
-
-
 def in_torch(conv: Any, kind: str, src: torch.Tensor, dst: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A layer by dense matrices."""
     matrix = torch.zeros(len(x), len(x), dtype=x.dtype).index_put((dst, src), x.new_ones(()), accumulate=True)
@@ -231,11 +222,6 @@ def test_numbers_are_those_of_the_whole_graph(job: SharedJob, kind: str, dtype: 
     assert most <= (1e-11 if dtype == torch.float64 else 1e-6), most
 
 
-def sent() -> int:
-    counts = trace.process.snapshot().counts
-    return sum(n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "sent_bytes")
-
-
 @on_layouts([Layout(2, 0, 1), Layout(4, 0, 2), Layout(3, 0, 0)])
 def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     """The first input sends nothing; gradients of weights what a ring would send."""
@@ -244,7 +230,7 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     torch.manual_seed(1)
     conv = mg.nn.SAGEConv(WIDTH, WIDTH, "mean")
     x, size = wave(fg.nodes(), torch.float32), job.trainers.size
-    counted = []
+    moved = []
     for needs in (False, True):
         at = [sent()]
         out = fg([conv], x.requires_grad_(needs), [*conv.parameters()])
@@ -253,8 +239,8 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
         middle = sent()
         loss.backward()
         at.append(sent())
-        counted.append([at[1] - at[0], at[2] - middle])
-    (forward, weights), (_, both) = np.array(job.trainers.allgather(counted)).sum(0).tolist()
+        moved.append([at[1] - at[0], at[2] - middle])
+    (forward, weights), (_, both) = np.array(job.trainers.allgather(moved)).sum(0).tolist()
     src, dst = (ends.numpy() for ends in g.find_edges(torch.arange(g.num_edges())))
     owner = np.empty(g.num_nodes(), np.int64)
     for trainer, ids in enumerate(job.trainers.allgather(fg.nodes().numpy())):
@@ -344,12 +330,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         ("no rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: h[0]], x)),
         ("not rows", InvalidArgumentError, "rows", lambda: fg([lambda b, h: "rows"], x)),
         ("writes", InvalidArgumentError, "write", lambda: fg([lambda b, h: h[0].mul_(2)[: len(h[1])]], x)),
-        (
-            "unknown",
-            InvalidArgumentError,
-            "parameter",
-            lambda: fg([lambda b, h: h[1] * lone], x, known),
-        ),
+        ("unknown", InvalidArgumentError, "parameter", lambda: fg([lambda b, h: h[1] * lone], x, known)),
         ("meets", CollectiveError, "not in step", lambda: fg([lambda b, h: g.barrier() or h[1]], x)),
         ("mask", InvalidArgumentError, "mask", lambda: fg.mean(x, y[1:] > 0)),
         ("calls", CollectiveError, "different calls", lambda: fg.mean(x) if last else fg(model, x)),
@@ -458,11 +439,7 @@ def test_a_checkpoint_of_torch_inside_changes_no_bit(job: SharedJob) -> None:
 def write_bare(directory: Path, nodes: int) -> str:
     """A graph without edges."""
     none = np.empty(0, np.int64)
-    return str(
-        partition_source(
-            GraphSource(Schema.homogeneous(), (nodes,), ((none, none),), {}), "bare", 2, directory
-        ).config_path
-    )
+    return partitioned(GraphSource(Schema.homogeneous(), (nodes,), ((none, none),)), "bare", 2, directory)
 
 
 @everywhere

@@ -7,12 +7,7 @@ import scipy.sparse
 import torch
 
 from mpigraph.convert import as_graph
-from mpigraph.errors import (
-    EdgeTypeError,
-    FieldNameError,
-    GraphDataError,
-    InvalidArgumentError,
-)
+from mpigraph.errors import EdgeTypeError, FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.graphs.transforms import to_bidirected
 

@@ -123,10 +123,7 @@ def test_other_types(g, dtype, op):
     g.srcdata["u"] = (torch.arange(g.num_src_nodes() * 2).reshape(-1, 2) % 7).to(dtype)
     g.edata["e"] = (torch.arange(g.num_edges()) % 3 - 1).to(dtype)
     sent = g.srcdata["u"][g.edges()[0]]
-    for message, rows in (
-        (fn.copy_u("u", "m"), sent),
-        (fn.u_mul_e("u", "e", "m"), sent * g.edata["e"].reshape(-1, 1)),
-    ):
+    for message, rows in ((fn.copy_u("u", "m"), sent), (fn.u_mul_e("u", "e", "m"), sent * g.edata["e"].reshape(-1, 1))):
         g.update_all(message, getattr(fn, op)("m", "out"))
         found = g.dstdata["out"]
         of_integers = {"sum": torch.int64, "mean": torch.float32}.get(op, torch.int64 if message.rhs else dtype)

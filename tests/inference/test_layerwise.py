@@ -9,29 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layer_checks import sums
 from layouts import SharedJob, everywhere, on_all, shared_folder
-from oracle import NUM_NODES, oracle_source, write_oracle
+from oracle import NUM_NODES, oracle_source, partitioned, whole, write_oracle
 from torch import nn
+from worlds import counted
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 import mpigraph.function as fn
-from mpigraph import trace
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.inference import layerwise
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 
 WIDTH = 6
 SIZES = [(WIDTH, 8), (8, 5), (5, 4)]
-
-
-def whole(g: dist.DistGraph) -> mg.HeteroGraph:
-    """The graph in memory, edges in the order of their ids."""
-    edges = {r: g.find_edges(torch.arange(g.num_edges(r)), r) for r in g.canonical_etypes}
-    return mg.HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
 
 
 def rows_of(g: dist.DistGraph, ntype: str, dtype: torch.dtype = torch.float32) -> dist.DistTensor:
@@ -84,11 +78,10 @@ PLAIN: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def test_three_layers_equal_the_whole_graph(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_three_layers_equal_the_whole_graph(job: SharedJob, g: dist.DistGraph) -> None:
     x = rows_of(g, g.ntypes[0])
     graph = whole(g)
-    kinds = PLAIN if job.trainers.size == 1 else ["SAGE", "GCN both", "GAT"]  # a block has no ranks
+    kinds = PLAIN if job.trainers.size == 1 else ["SAGE", "GCN both", "GCN left", "GAT"]  # a block has no ranks
     for kind in kinds:
         make = PLAIN[kind]
         torch.manual_seed(3)
@@ -107,16 +100,10 @@ def test_typed_layers_equal_the_whole_graph(job: SharedJob, typed_oracle: str) -
     x = {ntype: rows_of(g, ntype) for ntype in g.ntypes}
     graph = whole(g)
     num = len(g.canonical_etypes)
-
-    def by_relation(a: int, b: int) -> nn.Module:
-        convs = {r[1]: mg.nn.GraphConv(a, b, "both") for r in g.canonical_etypes}
-        return mg.nn.HeteroGraphConv(convs, "sum")
-
     kinds: dict[str, Callable[[int, int], nn.Module]] = {
         "RGCN": lambda a, b: mg.nn.RelGraphConv(a, b, num, activation=torch.relu),
         "RGCN bases": lambda a, b: mg.nn.RelGraphConv(a, b, num, "basis", 2, dropout=0.4),
         "HGT": lambda a, b: mg.nn.HGTConv(a, b, 1, len(g.ntypes), num, dropout=0.4, use_norm=True),
-        "GCN by relation": by_relation,
     }
     for kind, make in kinds.items():
         torch.manual_seed(4)
@@ -148,8 +135,7 @@ class Model(nn.Module):
         return h
 
 
-def test_a_model_says_what_is_between_its_layers(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_model_says_what_is_between_its_layers(job: SharedJob, g: dist.DistGraph) -> None:
     torch.manual_seed(5)
     model = Model()
     for dtype in (torch.float32, torch.float16):
@@ -161,8 +147,7 @@ def test_a_model_says_what_is_between_its_layers(job: SharedJob, oracle) -> None
     assert model.training and all(norm.training for norm in model.norms)
 
 
-def test_edges_have_weights(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_edges_have_weights(job: SharedJob, g: dist.DistGraph) -> None:
 
     def weighted(block: Any, h: Any) -> torch.Tensor:
         with block.local_scope():
@@ -179,18 +164,6 @@ def test_edges_have_weights(job: SharedJob, oracle) -> None:
     on_all(job.trainers, close(found[:], matrix @ matrix @ x[:]))
 
 
-def test_degrees_are_of_the_graph(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    graph = whole(g)
-    x = rows_of(g, g.ntypes[0])
-    for norm, batch_size in (("both", 5), ("left", 1000)):
-        torch.manual_seed(7)
-        layers = [PLAIN[f"GCN {norm}"](a, b) for a, b in SIZES]
-        wanted = in_float64(layers, graph, x[:].double())
-        found = layerwise(g, layers, x, batch_size=batch_size)
-        on_all(job.trainers, close(found[:], wanted), norm)
-
-
 def test_degrees_are_of_each_relation(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     graph = whole(g)
@@ -204,21 +177,13 @@ def test_degrees_are_of_each_relation(job: SharedJob, typed_oracle: str) -> None
     on_all(job.trainers, not bad and found.keys() == wanted.keys(), f"{bad}, {set(found)}")
 
 
-def exact(block: Any, h: Any) -> torch.Tensor:
-    """Sums of small integers: the same bits in any order."""
-    with block.local_scope():
-        block.srcdata["h"] = h[0]
-        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
-        return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
-
-
 @everywhere
 def test_no_bit_depends_on_batches_or_layout(job: SharedJob, oracle) -> None:
     path = oracle(3)
 
     def body(batch_sizes: tuple[int, ...]) -> list[torch.Tensor]:
         g = job.open(path) if len(batch_sizes) > 1 else dist.DistGraph("oracle", part_config=path)
-        return [layerwise(g, [exact] * 3, g.ndata["feat"], batch_size=size)[:].clone() for size in batch_sizes]
+        return [layerwise(g, [sums] * 3, g.ndata["feat"], batch_size=size)[:].clone() for size in batch_sizes]
 
     alone = job.alone(lambda: body((1000,)))
     here = body((4, 1000))
@@ -242,15 +207,14 @@ def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJo
 
 
 @everywhere
-def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    x, counted, own = g.ndata["feat"], dict[int, int](), set[int]()
+def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, g: dist.DistGraph) -> None:
+    x, sent, own = g.ndata["feat"], dict[int, int](), set[int]()
 
     def noting(layer: int) -> Callable[[Any, Any], torch.Tensor]:
         def step(block: Any, h: Any) -> torch.Tensor:
-            counted.setdefault(layer, sent_bytes())
+            sent.setdefault(layer, counted("sent_bytes"))
             own.update(block.dstdata[NID].tolist())
-            return exact(block, h)
+            return sums(block, h)
 
         return step
 
@@ -258,37 +222,32 @@ def test_a_row_comes_once_to_a_trainer_in_a_layer(job: SharedJob, oracle) -> Non
     owners = np.empty(g.num_nodes(), np.int64)
     for trainer, nodes in enumerate(job.trainers.allgather(own)):
         owners[[*nodes]] = trainer
-    sent = sum(job.trainers.allgather(counted[2] - counted[1] if own else 0))
+    moved = sum(job.trainers.allgather(sent[2] - sent[1] if own else 0))
     src, dst = (ends.numpy() for ends in g.find_edges(torch.arange(g.num_edges())))
     unique = np.unique(np.stack([owners[dst], src], 1)[owners[src] != owners[dst]], axis=0)
-    assert sent == x.shape[1] * x.dtype.itemsize * len(unique), (sent, unique.shape)
-
-
-def sent_bytes() -> int:
-    counts = trace.process.snapshot().counts
-    return sum(n for key, n in counts.items() if isinstance(key, tuple) and key[0] == "sent_bytes")
+    assert moved == x.shape[1] * x.dtype.itemsize * len(unique), (moved, unique.shape)
 
 
 @everywhere
-def test_a_remote_degree_comes_once_for_all_layers(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    g = job.open(oracle(3))
+def test_a_remote_degree_comes_once_for_all_layers(
+    job: SharedJob, g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topology, local, reads = g.loaded.topology, g.session.world.is_local, list[np.ndarray]()
     read = topology.out_degrees
 
-    def counted(ids: np.ndarray, relation: int) -> np.ndarray:
+    def noted(ids: np.ndarray, relation: int) -> np.ndarray:
         reads.append(ids[~local[topology.hosts.node_owner(ids, 0)]])
         return read(ids, relation)
 
-    monkeypatch.setattr(topology, "out_degrees", counted)
+    monkeypatch.setattr(topology, "out_degrees", noted)
     layers = [PLAIN[f"GCN {norm}"](WIDTH, WIDTH) for norm in ("both", "left")]
     layerwise(g, layers, rows_of(g, g.ntypes[0]), batch_size=5)
     remote = np.concatenate([np.empty(0, np.int64), *reads])
     on_all(job.trainers, len(np.unique(remote)) == len(remote), str(remote))
 
 
-def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
+def test_sums_over_neighbours_gather_no_rows(job: SharedJob, g: dist.DistGraph) -> None:
     """The rows that a trainer reads lie in one table."""
-    g = job.open(oracle(3))
     states: list[bool] = []
 
     def watched(layer: nn.Module) -> Callable[[Any, Any], torch.Tensor]:
@@ -305,8 +264,7 @@ def test_sums_over_neighbours_gather_no_rows(job: SharedJob, oracle) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, dtype: torch.dtype) -> None:
-    g = job.open(oracle(3))
+def test_layers_may_keep_and_change_their_rows(job: SharedJob, g: dist.DistGraph, dtype: torch.dtype) -> None:
     x = rows_of(g, g.ntypes[0], dtype)
     wanted = x[:].clone()
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -333,8 +291,9 @@ def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle, dtype: to
     on_all(job.trainers, all(torch.equal(rows + 0, wanted[ids]) for rows, ids in kept))
 
 
-def test_memory_is_a_table_new_rows_and_a_batch_whatever_the_number_of_layers(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_memory_is_a_table_new_rows_and_a_batch_whatever_the_number_of_layers(
+    job: SharedJob, g: dist.DistGraph
+) -> None:
     width, own, read, most = 1000, set[int](), set[int](), list[int]()
     x = dist.DistTensor((g.num_nodes(), width), torch.float64, part_policy=g.get_node_partition_policy())
 
@@ -359,7 +318,7 @@ def test_memory_is_a_table_new_rows_and_a_batch_whatever_the_number_of_layers(jo
 
 def test_embeddings_are_in_the_original_order(job: SharedJob, oracle) -> None:
     g = job.open(oracle(7))
-    found = layerwise(g, [exact] * 2, g.ndata["feat"], batch_size=20)
+    found = layerwise(g, [sums] * 2, g.ndata["feat"], batch_size=20)
     ((src, dst),) = oracle_source().edges
     matrix = 2 * np.eye(NUM_NODES, dtype=np.int64)
     np.add.at(matrix, (dst, src), 1)
@@ -377,8 +336,7 @@ def write_small(directory: Path, nodes: int, edges: int) -> str:
     ids = np.arange(edges) % max(nodes, 1)
     feat = Feature.of(np.arange(2 * nodes, dtype=np.float32).reshape(nodes, 2))
     source = GraphSource(Schema.homogeneous(), (nodes,), ((ids, (ids + 1) % max(nodes, 1)),), {"_N": {"feat": feat}})
-    result = partition_source(source, "small", 2, directory, "given", assignment=np.arange(nodes) * 2 // nodes)
-    return str(result.config_path)
+    return partitioned(source, "small", 2, directory)
 
 
 @pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (2, 2), (3, 9)])
@@ -388,7 +346,7 @@ def test_small_graphs(job: SharedJob, nodes: int, edges: int) -> None:
     src, dst = g.find_edges(torch.arange(edges))
     matrix = 2 * torch.eye(nodes)
     matrix.index_put_((dst, src), torch.ones(edges), accumulate=True)
-    found = layerwise(g, [exact, lambda block, h: exact(block, h).bfloat16()], feat, batch_size=1)
+    found = layerwise(g, [sums, lambda block, h: sums(block, h).bfloat16()], feat, batch_size=1)
     on_all(job.trainers, found.dtype == torch.bfloat16 and torch.equal(found[:].float(), matrix @ matrix @ feat[:]))
     half = rows_of(g, "_N", torch.float16)
     found = layerwise(g, [lambda block, h: h[1]], half, batch_size=2)

@@ -6,28 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from layer_checks import sums
 from layouts import SharedJob, on_all
 from torch import nn
 
 import mpigraph.distributed as dist
-import mpigraph.function as fn
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, TensorMismatchError
 from mpigraph.inference import layerwise
 
 run = functools.partial(layerwise, batch_size=9)
 
 
-def sums(block: Any, h: Any) -> torch.Tensor:
-    """Small integers: the same bits in any order."""
-    with block.local_scope():
-        block.srcdata["h"] = h[0]
-        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
-        return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
-
-
-def test_a_layer_meets_nobody(job: SharedJob, oracle) -> None:
+def test_a_layer_meets_nobody(job: SharedJob, g: dist.DistGraph) -> None:
     """Trainers have different numbers of blocks, so that a call of all would be one of some."""
-    g = job.open(oracle(3))
     x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
 
     def only(call: Callable[[], Any]) -> Callable[..., torch.Tensor]:
@@ -65,8 +56,7 @@ class Unwell(nn.Module):
         return sums(block, h)
 
 
-def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, g: dist.DistGraph) -> None:
     x, last = g.ndata["feat"], job.rank == job.trainers.size - 1
     wanted = run(g, [sums, sums], x)[:]
     state = g.session.store
@@ -113,8 +103,7 @@ class NoSteps(nn.Module):
         return h
 
 
-def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, g: dist.DistGraph) -> None:
     x = g.ndata["feat"]
     last = job.rank == job.trainers.size - 1
 
@@ -124,10 +113,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> 
         return sums(block, h)
 
     cases: dict[type[MPIGraphError], list[tuple[Any, Any, dict[str, Any], str]]] = {
-        MPIGraphError: [
-            ([fails], x, {}, "no luck"),
-            ([sums, 3], x, {}, "layer 2 of 2 .* not callable"),
-        ],
+        MPIGraphError: [([fails], x, {}, "no luck"), ([sums, 3], x, {}, "layer 2 of 2 .* not callable")],
         InvalidArgumentError: [
             ([lambda block, h: h[1][1:]], x, {}, "a row for each of"),
             ([lambda block, h: None], x, {}, "a row for each of"),

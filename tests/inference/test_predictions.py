@@ -1,4 +1,4 @@
-"""Predictions in files: by the ids of the input and in its order, the same bytes on every layout."""
+"""Predictions in files: by the ids of the input and in its order, the same bytes on every layout; scores of pairs."""
 
 import csv
 from pathlib import Path
@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob
+from jobs import load_example
+from layouts import SharedJob, on_all
+from oracle import partitioned
 
 import mpigraph as mg
 import mpigraph.distributed as dist
@@ -22,7 +24,6 @@ from mpigraph.errors import (
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.inference import write_predictions
-from mpigraph.partition.pipeline import partition_source
 
 COUNT = 23
 LABELS = ["b,c", "a", "ü"]
@@ -41,7 +42,7 @@ def of_tables(directory: Path) -> str:
     edges = [f'"{name}",{90 - k % 9}' for k, name in enumerate(IDS)]
     (tables / "edges_user__buys__item.csv").write_text("\n".join(["src,dst", *edges]))
     source = read_source(tables, tables=TableOptions(categories=("label",)))
-    return str(partition_source(source, "shop", 3, directory / "out", "random", seed=2).config_path)
+    return partitioned(source, "shop", 3, directory / "out", "random", seed=2)
 
 
 def scores_of(g: dist.DistGraph, ntype: str) -> dist.DistTensor:
@@ -152,3 +153,24 @@ def test_fields_that_csv_must_quote_and_folders_of_others(job: SharedJob, tmp_pa
             write_predictions(folder, g, scores_of(g, "user"), names=names[:: 1 if g.rank() == 0 else -1])
     with pytest.raises(OutOfRangeError):
         write_predictions(folder, g, torch.zeros(1, 3), [0 if g.rank() else 10**6], ntype="user")
+
+
+@pytest.mark.slow
+def test_pairs_and_best_equal_the_dense_matrix(job: SharedJob, g: dist.DistGraph) -> None:
+    """Of the example: against all products at once."""
+    example = load_example("pairs")
+    n = g.num_nodes()
+    x = dist.DistTensor((n, 4), torch.float32, part_policy=g.get_node_partition_policy())
+    if g.rank() == 0:
+        x[:] = torch.randint(-2, 3, (n, 4), generator=torch.Generator().manual_seed(1))  # many equal products
+    g.barrier()
+    dense = x[:] @ x[:].T
+    src = torch.arange(g.rank(), n, 3)
+    for k in (0, 1, 5, n + 3):
+        wanted = torch.sort(dense[src], dim=1, descending=True, stable=True)
+        for step in (1, 7, 1000):
+            scores, ids = example.top_k(x, src, k, step)
+            on_all(job.trainers, torch.equal(scores, wanted[0][:, :k]) and torch.equal(ids, wanted[1][:, :k]))
+    dst = src.flip(0)
+    on_all(job.trainers, torch.equal(example.scores(x, src, dst), dense[src, dst]))
+    g.barrier()

@@ -1,6 +1,6 @@
 """Chi-square tests: the kernels draw from the distributions that they promise. Seeds are fixed, so nothing flickers.
 
-A draw without some edges is one of a row that lacks them (``test_exclude_rows.py``).
+A draw without some edges is one of a row that lacks them (``sampling/test_exclude.py``).
 """
 
 from itertools import combinations, permutations
@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from chi_square import SUSPICIOUS, WRONG, bits, equal, p_value
+from chi_square import SUSPICIOUS, bits, equal, p_value
 
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose
@@ -119,20 +119,3 @@ def one_after_the_other(k: int) -> dict[int, float]:
 def test_weighted_without_replacement_is_sequential(k: int, nodes: int) -> None:
     places = draws(5, k, False, weights=WEIGHTS, nodes=nodes)
     assert p_value(places @ (5 ** np.arange(k)), one_after_the_other(k)) > SUSPICIOUS
-
-
-# The bricks, and the power of these tests
-
-
-def test_wrong_distributions_are_noticed() -> None:
-    uniform, weighted = draws(5, 2, False), draws(5, 2, False, weights=WEIGHTS)
-    proportional = draws(5, 2, True, weights=WEIGHTS)
-    subsets = [int(bits(np.array(subset))) for subset in combinations(range(5), 2)]
-    skewed = equal(subsets)
-    skewed[subsets[0]] *= 1.15
-    assert p_value(bits(uniform), skewed) < WRONG  # one pair 15% too rare
-    ring = np.stack([uniform[:, 0], (uniform[:, 0] + 1) % 5], 1)  # right inclusions, wrong pairs
-    assert p_value(bits(ring), equal(subsets)) < WRONG
-    by_product = {code: WEIGHTS[code % 5] * WEIGHTS[code // 5] for code in one_after_the_other(2)}
-    assert p_value(weighted @ [1, 5], {c: p / sum(by_product.values()) for c, p in by_product.items()}) < WRONG
-    assert p_value(proportional[:, 0], {i: 1 / 4 for i in ALIVE}) < WRONG

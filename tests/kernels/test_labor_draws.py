@@ -8,7 +8,7 @@ import pytest
 from chi_square import SUSPICIOUS, bits, equal, p_value
 
 from mpigraph.kernels.labor import Numbers, source_numbers
-from mpigraph.kernels.rng import combine
+from mpigraph.kernels.rng import combine, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, Edges, choose as choose_edges
 
 I64 = npt.NDArray[np.int64]
@@ -44,11 +44,8 @@ def numbers_of_edges(sources: npt.NDArray[np.signedinteger], key: np.uint64, per
 
 
 def halves(key: int) -> tuple[int, int]:
-    """The mixed key (SplitMix64's finalizer), lower half first."""
-    x = (key + 0x9E3779B97F4A7C15) % 2**64
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-    x ^= x >> 31
+    """The mixed key, lower half first."""
+    x = int(mix64(np.uint64(key)))
     return x & M32, x >> 32
 
 

@@ -5,12 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mpigraph.kernels.row_ops import (
-    as_words,
-    find_runs,
-    move_rows,
-    place_ragged,
-)
+from mpigraph.kernels.row_ops import as_words, find_runs, move_rows, place_ragged
 
 SHAPES = [
     ((), "i8"),

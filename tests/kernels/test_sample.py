@@ -112,29 +112,6 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
     assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("fanout", [2, 70])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, replace: bool) -> None:
-    whole = Csc([90, 3, 80, 0, 75, 2, 100, 71])
-    weights = np.random.default_rng(0).random(len(whole.indices)) if weighted else None
-    key = combine(1, 2)
-    src, eid = whole.sample(np.arange(8), fanout, replace, key, weights)
-    for rows in ([7, 0, 4], [2], [6, 6, 1, 3, 0]):  # other order, other company
-        for row, again in zip(rows, whole.sample(rows, fanout, replace, key, weights)[1], strict=True):
-            assert np.array_equal(eid[row], again)
-    for first in (0, 2, 5):  # the rows from ``first`` on, as another host would hold them
-        begin = int(whole.indptr[first])
-        part = Csc(whole.degrees[first:].tolist(), first_id=first, first_eid=begin)
-        part.indices = whole.indices[begin:]
-        share = None if weights is None else weights[begin:]
-        result = part.sample(np.arange(8 - first), fanout, replace, key, share)
-        assert np.array_equal(np.concatenate(result[0]), np.concatenate(src[first:]))
-        assert np.array_equal(np.concatenate(result[1]), np.concatenate(eid[first:]))
-    other = whole.sample(np.arange(8), fanout, replace, combine(1, 3), weights)[1]
-    assert not np.array_equal(np.concatenate(other), np.concatenate(eid))
-
-
 @pytest.mark.parametrize("kind", ["float64", "bool"])
 @pytest.mark.parametrize(("prepared", "excluded"), [(False, []), (True, []), (False, [1, 2, 5, 8])])
 @pytest.mark.parametrize("alive_now", [0, 1, 4, 6])
@@ -185,35 +162,3 @@ def test_borrowed_arrays_are_neither_freed_early_nor_kept(kind: str | None) -> N
     over.set()
     thread.join()
     assert all(np.array_equal(picks, want) and alive() is None for picks, alive in drawn)
-
-
-MANY_ROWS = [0, 1, 2, 5, 5, 8, 64, 65, 66, 80, 300]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.97, 1])
-@pytest.mark.parametrize("kind", [None, *WEIGHTS])
-@pytest.mark.parametrize("replace", [False, True])
-def test_a_draw_without_edges_is_a_draw_of_rows_that_lack_them(replace: bool, kind: str | None, share: float) -> None:
-    """Also without the first and the last edge of each row, and without whole rows."""
-    g = Csc(MANY_ROWS, "int32", first_id=9)
-    rng = np.random.default_rng(4)
-    weights = None
-    if kind is not None:
-        weights = (rng.integers(0, 3, len(g.indices)) * rng.random(len(g.indices))).astype(kind)
-    edges = np.arange(len(g.indices))
-    ends = np.isin(edges, np.concatenate([g.indptr[:-1], g.indptr[1:] - 1])) & (share == 0.5)
-    whole = np.isin(np.searchsorted(g.indptr, edges, side="right") - 1, [2, 5, 9]) & (share == 0.02)
-    excluded = np.flatnonzero((rng.random(len(edges)) < share) | ends | whole)
-    rest, kept = g.without(excluded)
-    rows = np.array([3, 0, 10, 8, 8, 1, 2, 4, 5, 6, 7, 9])  # one of them twice
-    for fanout in (-1, 0, 1, 4, 64, 70):
-        key = combine(1, fanout)
-        want = rest.sample(rows, fanout, replace, key, None if weights is None else weights[kept])
-        for prepared in (False, True):
-            src, eid = g.sample(rows, fanout, replace, key, weights, prepared=prepared, excluded=excluded)
-            assert all(np.array_equal(a, b) for a, b in zip(src, want[0], strict=True))
-            assert all(np.array_equal(a, kept[b]) for a, b in zip(eid, want[1], strict=True))
-        shares = [np.array([0, 2, 5]), np.array([1, 3, 4, 6, 7, 8, 9, 10, 11])]
-        parts = g.sample(rows, fanout, replace, key, weights, shares=shares, excluded=excluded)[1]
-        assert all(np.array_equal(a, b) for a, b in zip(parts, eid, strict=True))

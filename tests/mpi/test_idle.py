@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from jobs import soon
+
 from mpigraph.mpi.idle import Idle
 
 
@@ -43,20 +45,25 @@ def test_a_thread_that_waits_is_idle_from_when_it_was_first_seen_so() -> None:
         assert not later or (later, idle.since) == seen  # none: something in this process has run
 
 
-def never_idle(idle: Idle) -> None:
-    for now in range(4):
-        assert idle.look(float(now)) == ""
+def never_idle(idle: Idle, steps: list[None], least: int) -> None:
+    """Look when a thread has taken some more steps, however long that is on a busy machine."""
+    begin = time.monotonic()
+    for _ in range(4):
+        goal = len(steps) + least
         time.sleep(0.2)
+        assert soon(lambda goal=goal: len(steps) >= goal)
+        assert idle.look(time.monotonic() - begin) == ""
 
 
 @contextmanager
-def repeating(step: Callable[[], object]) -> Iterator[int]:
-    """Yield the identifier of a thread that takes a step again and again."""
+def repeating(step: Callable[[], object], steps: list[None]) -> Iterator[int]:
+    """Yield the identifier of a thread that takes a step again and again, and notes each."""
     over = threading.Event()
 
     def run() -> None:
         while not over.is_set():
             step()
+            steps.append(None)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -68,10 +75,11 @@ def repeating(step: Callable[[], object]) -> Iterator[int]:
 
 
 def test_a_thread_that_works_is_not_idle() -> None:
-    with repeating(lambda: sum(range(1000))) as worker:
+    steps: list[None] = []
+    with repeating(lambda: sum(range(1000)), steps) as worker:
         with waiting_thread() as idle:  # it waits for a thread that works
-            never_idle(idle)
-        never_idle(Idle(worker, lambda frame: "anything"))
+            never_idle(idle, steps, 1000)
+        never_idle(Idle(worker, lambda frame: "anything"), steps, 1)
 
 
 def seen_working(idle: Idle, waiting: list[int], works: bool) -> bool:
@@ -86,7 +94,7 @@ def seen_working(idle: Idle, waiting: list[int], works: bool) -> bool:
 
 def test_a_process_that_works_beside_a_wait_of_this_library_is_not_idle() -> None:
     """The wait polls, as other threads' waits do; another thread of the user's computes."""
-    with repeating(lambda: time.sleep(1e-4)) as main, repeating(lambda: sum(range(1000))) as other:
+    with repeating(lambda: time.sleep(1e-4), []) as main, repeating(lambda: sum(range(1000)), []) as other:
         idle = Idle(main, in_event)
         idle.look(0.0, [main])
         assert seen_working(idle, [main], True)
@@ -95,9 +103,9 @@ def test_a_process_that_works_beside_a_wait_of_this_library_is_not_idle() -> Non
 
 def test_a_thread_that_wakes_for_a_moment_is_not_idle() -> None:
     """Such as one that makes one collective call after another in a network of long delays."""
-    event = threading.Event()
-    with repeating(lambda: event.wait(0.05)) as thread:
-        never_idle(Idle(thread, in_event))
+    event, steps = threading.Event(), list[None]()
+    with repeating(lambda: event.wait(0.05), steps) as thread:
+        never_idle(Idle(thread, in_event), steps, 1)
 
 
 def test_the_main_thread_of_a_forked_process_is_looked_at() -> None:

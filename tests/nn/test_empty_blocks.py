@@ -43,20 +43,6 @@ def block(seeds: list[int]) -> Block:
     return to_block(mg.in_subgraph(g, seeds), np.array(seeds, np.int64))
 
 
-def applied(layer: torch.nn.Module, seeds: list[int]) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(3)
-    b = block(seeds)
-    edges = b.num_edges()
-    x = layer.first(torch.randn(b.num_src_nodes(), WIDTH, generator=generator))
-    types = torch.arange(edges) % 3
-    extra = {
-        nn.GINEConv: (torch.ones(edges, WIDTH),),
-        nn.RelGraphConv: (types,),
-        nn.HGTConv: (torch.arange(b.num_src_nodes()) % 2, types),
-    }.get(type(layer.layer), ())
-    return layer.layer(b, x, *extra).float().square().sum()
-
-
 class AfterLinear(torch.nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -65,7 +51,15 @@ class AfterLinear(torch.nn.Module):
         self.layer = LAYERS[name]()
 
     def forward(self, seeds: list[int]) -> torch.Tensor:
-        return applied(self, seeds)
+        b = block(seeds)
+        x = self.first(torch.randn(b.num_src_nodes(), WIDTH, generator=torch.Generator().manual_seed(3)))
+        types = torch.arange(b.num_edges()) % 3
+        extra = {
+            nn.GINEConv: (torch.ones(b.num_edges(), WIDTH),),
+            nn.RelGraphConv: (types,),
+            nn.HGTConv: (torch.arange(b.num_src_nodes()) % 2, types),
+        }.get(type(self.layer), ())
+        return self.layer(b, x, *extra).float().square().sum()
 
 
 @pytest.mark.parametrize("autocast", [False, True])

@@ -51,8 +51,7 @@ def test_the_result_is_the_same_bits_in_every_layout(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("kind", MAKE)
-def test_rows_are_those_of_torchs_optimizers(job: SharedJob, oracle, kind: str, reduction: str) -> None:
-    job.open(oracle(3))
+def test_rows_are_those_of_torchs_optimizers(g: dist.DistGraph, kind: str, reduction: str) -> None:
     emb = embedding()
     plain = Plain(kind, emb.weight[:], reduction)
     optimizer = MAKE[kind]([emb], reduction=reduction)
@@ -68,10 +67,9 @@ def test_rows_are_those_of_torchs_optimizers(job: SharedJob, oracle, kind: str, 
             torch.testing.assert_close(tensor[row][0].double(), value, rtol=1e-5, atol=1e-6)
 
 
-def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJob, oracle) -> None:
+def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(g: dist.DistGraph) -> None:
     """Each step every trainer pushes -1 to rows of everybody: rows count the steps, and no read lags behind."""
     steps = 30
-    g = job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, 33)
     optimizer = dist.SparseSGD([emb], lr=1.0, reduction="sum")
     rng = np.random.default_rng(7)
@@ -89,9 +87,8 @@ def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJo
 
 
 @pytest.mark.parametrize("who", ["first", "last", "none", "all"])
-def test_trainers_and_embeddings_with_and_without_gradients(job: SharedJob, oracle, who: str) -> None:
+def test_trainers_and_embeddings_with_and_without_gradients(g: dist.DistGraph, who: str) -> None:
     """Several reads, as head, tail and negatives of a knowledge graph; the mean is of all of them."""
-    job.open(oracle(3))
     session = current()
     embs, other = [embedding("a"), dist.DistEmbedding(NUM_NODES, DIM, "b")], embedding("other")
     plains, others = [Plain("adam", emb.weight[:]) for emb in embs], other.weight[:]
@@ -112,8 +109,7 @@ def test_trainers_and_embeddings_with_and_without_gradients(job: SharedJob, orac
     assert torch.equal(other.weight[:], others)
 
 
-def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_gradients_are_dropped_and_kept_as_zero_grad_says(g: dist.DistGraph) -> None:
     emb = dist.DistEmbedding(NUM_NODES, 2)
     optimizer = dist.SparseSGD([emb], 1.0)
 
@@ -165,8 +161,7 @@ def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), "shape"])
-def test_a_bad_gradient_raises_on_all_before_any_update(job: SharedJob, oracle, bad: float | str) -> None:
-    job.open(oracle(3))
+def test_a_bad_gradient_raises_on_all_before_any_update(g: dist.DistGraph, bad: float | str) -> None:
     embs = [embedding("good"), embedding("bad")]
     before = [emb.weight[:] for emb in embs]
     optimizer = MAKE["adagrad"](embs)
@@ -189,8 +184,7 @@ def test_a_bad_gradient_raises_on_all_before_any_update(job: SharedJob, oracle, 
     assert not torch.equal(embs[0].weight[:], before[0]) and embs[1].weight[:].isfinite().all()
 
 
-def test_sparse_and_wide_gradients_are_taken(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_sparse_and_wide_gradients_are_taken(job: SharedJob, g: dist.DistGraph) -> None:
     emb = dist.DistEmbedding(NUM_NODES, 2)
     optimizer = dist.SparseSGD([emb], 1.0, reduction="sum")
     leaf = emb([4, 9, 16])
@@ -204,9 +198,8 @@ def test_sparse_and_wide_gradients_are_taken(job: SharedJob, oracle) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", MAKE)
-def test_rows_of_16_bits_are_rounded_once(job: SharedJob, oracle, kind: str, dtype: torch.dtype) -> None:
+def test_rows_of_16_bits_are_rounded_once(g: dist.DistGraph, kind: str, dtype: torch.dtype) -> None:
     """A step on 16-bit rows is the step on the same rows in float32, then rounded."""
-    job.open(oracle(3))
     narrow = embedding("narrow", dtype)
     wide = dist.DistEmbedding(NUM_NODES, DIM, "wide")
     optimizers = [MAKE[kind]([emb]) for emb in (narrow, wide)]
@@ -223,8 +216,7 @@ def test_rows_of_16_bits_are_rounded_once(job: SharedJob, oracle, kind: str, dty
         assert torch.equal(state[:], optimizers[1].state["wide"][name][:])
 
 
-def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_new_optimizer_begins_anew_and_memory_is_freed(g: dist.DistGraph) -> None:
     emb = embedding()
     g.barrier()
     tensors = len(current().store.tensors)
@@ -248,9 +240,7 @@ def test_a_new_optimizer_begins_anew_and_memory_is_freed(job: SharedJob, oracle)
     assert len(current().store.tensors) == tensors + 1
 
 
-def test_an_update_that_fails_on_one_trainer_raises_on_all(
-    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_that_fails_on_one_trainer_raises_on_all(g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     apply, failing = optim.SparseOptimizer._update, [0, 1, -1]
 
     def fail(optimizer: dist.optim.SparseOptimizer, number: int, pushed: object) -> None:
@@ -259,7 +249,6 @@ def test_an_update_that_fails_on_one_trainer_raises_on_all(
         apply(optimizer, number, pushed)
 
     monkeypatch.setattr(optim.SparseOptimizer, "_update", fail)
-    job.open(oracle(3))
     optimizer = MAKE["adagrad"]([embedding("a"), embedding("b")])
     while failing[0] >= 0:
         words = "step of SparseAdagrad for 'a', 'b' failed on .*: MemoryError: no room for a row"
@@ -269,8 +258,7 @@ def test_an_update_that_fails_on_one_trainer_raises_on_all(
     optimizer.step()
 
 
-def test_a_setting_that_became_wrong_is_one_error(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_a_setting_that_became_wrong_is_one_error(g: dist.DistGraph) -> None:
     for name, value, words in (("lr", None, "lr must be"), ("reduction", "sum", "cannot be")):
         optimizer = MAKE["adagrad"]([embedding()])
         optimizer.param_groups[0][name] = value
@@ -293,9 +281,8 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], schedules.LRScheduler]] =
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_of_torch_set_the_rate_that_rows_are_updated_with(job: SharedJob, oracle, name: str) -> None:
+def test_schedules_of_torch_set_the_rate_that_rows_are_updated_with(g: dist.DistGraph, name: str) -> None:
     """Rows move by the rate that a dense optimizer with the same schedule has, and the rate goes through a state."""
-    job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, DIM)
     optimizer = dist.SparseAdam([emb], 0.1) if name == "one cycle" else dist.SparseSGD([emb], 0.1)
     dense = (torch.optim.Adam if name == "one cycle" else torch.optim.SGD)([torch.nn.Parameter(torch.zeros(1))], 0.1)
@@ -321,8 +308,7 @@ def test_schedules_of_torch_set_the_rate_that_rows_are_updated_with(job: SharedJ
     assert optimizer.param_groups[0].get("initial_lr") == dense.param_groups[0].get("initial_lr")
 
 
-def test_a_closure_gives_the_loss(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_a_closure_gives_the_loss(g: dist.DistGraph) -> None:
     emb = dist.DistEmbedding(NUM_NODES, 1)
     optimizer = dist.SparseSGD([emb], 1.0)
 
@@ -337,8 +323,7 @@ def test_a_closure_gives_the_loss(job: SharedJob, oracle) -> None:
 
 
 @several
-def test_trainers_with_different_optimizers_get_one_error_and_change_nothing(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_trainers_with_different_optimizers_get_one_error_and_change_nothing(g: dist.DistGraph) -> None:
     rank, a, b = current().rank, embedding("a"), embedding("b")
     before, optimizers = a.weight[:], [MAKE["adam"]([a]), MAKE["adagrad"]([b])]
     with pytest.raises(CollectiveError, match=r"trainer 0: here it is step of SparseAdam for 'a'.*; on trainer 1"):
@@ -356,8 +341,7 @@ def test_trainers_with_different_optimizers_get_one_error_and_change_nothing(job
     optimizers[0].step()
 
 
-def test_local_state_is_that_of_owned_rows(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_local_state_is_that_of_owned_rows(job: SharedJob, g: dist.DistGraph) -> None:
     emb = embedding()
     optimizer = MAKE["adam"]([emb])
     train(emb, optimizer, range(2))

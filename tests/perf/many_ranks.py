@@ -4,10 +4,9 @@
 
 The rank is real, the others and the communicator are not (``tests/support/many_ranks.py``): what MPI itself takes does
 not count. A step of all ranks counts as one message to and one from each other rank. The 1,000 nodes of a hop are on
-this rank and on ``--asked`` others.
+this rank and on three others.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -18,15 +17,11 @@ from mpigraph.mpi.start import start_mpi
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--ranks", type=int, nargs="+", default=[64, 1024, 8192])
-    p.add_argument("--asked", type=int, default=3, help="other ranks that hold a part of the frontier")
-    args = p.parse_args()
     start_mpi()
     print("| ranks | way | messages | KB | ms |\n|---|---|---|---|---|")
     for way in ("alltoallv", "sparse"):
-        for ranks in args.ranks:
-            hop = Hop(way, ranks, args.asked)
+        for ranks in (64, 1024, 8192):
+            hop = Hop(way, ranks, 3)
             cost = hop.cost()
             print(
                 f"| {ranks} | {way} | {cost.messages} | {cost.bytes / 1e3:.0f} | {hop.seconds() * 1e3:.2f} |",

@@ -242,9 +242,4 @@ def hand_written(lib, g, model, rows, args):
     return rows
 
 
-WORK = {
-    "train": train,
-    "loader": loader,
-    "hetero": hetero,
-    "inference": inference,
-}
+WORK = {"train": train, "loader": loader, "hetero": hetero, "inference": inference}

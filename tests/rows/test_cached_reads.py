@@ -128,8 +128,7 @@ def test_the_next_read_of_each_row_is_known_however_many_are_ahead() -> None:
 
 
 @remote
-def test_written_rows_are_never_stale(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_written_rows_are_never_stale(g: dist.DistGraph) -> None:
     tensor = dist.DistTensor((NUM_NODES,), torch.int64, init_func=lambda shape, dtype: torch.zeros(shape, dtype=dtype))
     g.ndata["h"] = tensor
     for options in ({"cache": "auto"}, {"cache": "auto", "lookahead": 0}, {"cache": None, "lookahead": 4}):
@@ -150,8 +149,7 @@ def test_written_rows_are_never_stale(job: SharedJob, oracle) -> None:
 
 
 @remote
-def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, g: dist.DistGraph) -> None:
     tensor = dist.DistTensor((NUM_NODES,), torch.float32)
     g.ndata["h"] = tensor
     loader = loader_of(g, features=["h"], num_prefetch=0, lookahead=3)

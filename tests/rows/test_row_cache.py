@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import Layout, SharedJob, on_layouts
+from layouts import Layout, on_layouts
 from oracle import NUM_NODES
 
 from mpigraph.arrays import Array
@@ -48,9 +48,8 @@ def copy_one_by_one(table: Array, rows: Array, _: int, out: Noted, places: Array
 
 @pytest.mark.slow
 @on_layouts([Layout(2, 0, 1)])
-def test_no_stop_of_the_writer_shows_another_rows_data(job: SharedJob, oracle) -> None:
+def test_no_stop_of_the_writer_shows_another_rows_data(g) -> None:
     """The writer stops after any of its stores, and goes on as far as it likes at each fence of the reader."""
-    g = job.open(oracle(3))
     session = current()
     tensor = g.ndata["feat"].rows
     budget = HINTS + 2 * (ROW + 8)

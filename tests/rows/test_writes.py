@@ -90,8 +90,7 @@ def versions(job: SharedJob, t: dist.DistTensor) -> int:
 @everywhere
 @rotated(4)
 @pytest.mark.parametrize("write", WRITES, ids=lambda write: write.__name__)
-def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> None:
-    g = job.open(oracle(3))
+def test_draws_follow_written_weights(job: SharedJob, g: dist.DistGraph, write: Write) -> None:
     policy = g.edata["weight"].part_policy
     t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=policy)
     loader = weighted_loader(g, "w")
@@ -110,8 +109,7 @@ def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> N
 
 
 @pytest.mark.slow
-def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(g: dist.DistGraph) -> None:
     state = current().store
     t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.bool, part_policy=g.edata["weight"].part_policy)
     by_scatter_of_the_first(t, torch.ones(g.num_edges(), dtype=torch.bool))
@@ -133,8 +131,7 @@ def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: Share
     del g.edata["w"]
 
 
-def test_draws_follow_a_view_that_is_kept(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_draws_follow_a_view_that_is_kept(job: SharedJob, g: dist.DistGraph) -> None:
     t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=g.edata["weight"].part_policy)
     loader = weighted_loader(g, "w")
     (owned,) = t.owned()
@@ -164,8 +161,7 @@ def _ones(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
-def test_draws_follow_init_functions_and_unions(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_draws_follow_init_functions_and_unions(job: SharedJob, g: dist.DistGraph) -> None:
     policy = g.edata["weight"].part_policy
     ones = dist.DistTensor((g.num_edges(),), torch.float32, init_func=_ones, part_policy=policy)
     g.edata["w"] = ones
@@ -183,8 +179,7 @@ def test_draws_follow_init_functions_and_unions(job: SharedJob, oracle) -> None:
     del g.edata["w"]
 
 
-def test_optimizers_and_checkpoints_write_rows(job: SharedJob, oracle, tmp_path) -> None:
-    g = job.open(oracle(3))
+def test_optimizers_and_checkpoints_write_rows(job: SharedJob, g: dist.DistGraph, tmp_path) -> None:
     emb = dist.DistEmbedding(NUM_NODES, 2, "e")
     optimizer = SparseAdam([emb], lr=0.1)
     tensors = [emb.weight, *emb.optm_state.values()]
@@ -207,9 +202,8 @@ def test_optimizers_and_checkpoints_write_rows(job: SharedJob, oracle, tmp_path)
     assert [versions(job, t) for t in tensors] == [version + 2 for version in before]
 
 
-def test_every_trainer_knows_at_once_what_an_optimizer_writes(job: SharedJob, oracle, tmp_path) -> None:
+def test_every_trainer_knows_at_once_what_an_optimizer_writes(job: SharedJob, g: dist.DistGraph, tmp_path) -> None:
     """Also who owns none of the rows: it may have copies of them."""
-    job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, 2, "e")
     optimizer = SparseAdam([emb], lr=0.1)
     current().control.call(Operation.BARRIER)
@@ -229,9 +223,8 @@ def test_every_trainer_knows_at_once_what_an_optimizer_writes(job: SharedJob, or
 @needs_threads
 @several
 def test_what_a_thread_writes_during_a_control_call_is_told_by_the_next(
-    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g = job.open(oracle(3))
     t = dist.DistTensor((NUM_NODES,), torch.int64)
     g.barrier()
     before = versions(job, t)
@@ -256,14 +249,12 @@ def test_what_a_thread_writes_during_a_control_call_is_told_by_the_next(
     assert versions(job, t) == before + 2 and not t.rows.written
 
 
-def test_loading_writes_rows(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_loading_writes_rows(job: SharedJob, g: dist.DistGraph) -> None:
     g.barrier()
     assert all(versions(job, t) == 1 for t in (g.ndata["feat"], g.edata["weight"]))
 
 
-def test_stray_writes_raise(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_stray_writes_raise(g: dist.DistGraph) -> None:
     t = dist.DistTensor((NUM_NODES, 3), torch.float32)
     rows = t.rows
     for host in np.flatnonzero(current().world.is_local).tolist():
@@ -276,8 +267,7 @@ def test_stray_writes_raise(job: SharedJob, oracle) -> None:
     assert t.count_nonzero() == 0
 
 
-def test_a_view_of_no_rows(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_a_view_of_no_rows(g: dist.DistGraph) -> None:
     t = dist.DistTensor((NUM_NODES, 0), torch.float32)
     assert t.local_partition.shape[1] == 0
     assert t.rows.lend(t.owned()[0].host, slice(0, 0)).shape == (0, 0)

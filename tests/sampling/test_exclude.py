@@ -17,19 +17,20 @@ import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
-from oracle import NUM_NODES
+from oracle import NUM_NODES, partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
 SAMPLING_WAYS = ("alltoallv", "sparse", "everywhere")
 I64 = npt.NDArray[np.int64]
 MULTI = "multi"
+MANY: list[dict[str, Any]] = [{}, {"replace": True}, {"prob": "weight"}, {"mask": "even"}]
+EVERY = SAMPLERS | {f"many-{how}": NeighborSampler([70, 66], **how) for how in MANY}
 FORMS: list[Callable[[I64], Any]] = [
     torch.from_numpy,
     np.asarray,
@@ -57,15 +58,9 @@ def multigraph(seed: int) -> tuple[I64, I64]:
 def write(directory: Path, name: str, src: I64, dst: I64, num_parts: int) -> str:
     """Partition edges that are in the order of their ids; nodes and edges keep these."""
     feats = {"weight": ((src + 2 * dst) % 4).astype(np.float32), "even": (src + dst) % 2 == 0}
-    source = GraphSource(
-        Schema.homogeneous(),
-        (NUM_NODES,),
-        ((src, dst),),
-        {},
-        {"_N:_E:_N": {field: Feature.of(values) for field, values in feats.items()}},
-    )
-    parts = np.arange(NUM_NODES) * num_parts // NUM_NODES
-    return str(partition_source(source, name, num_parts, directory / name, "given", assignment=parts).config_path)
+    of_edges = {"_N:_E:_N": {field: Feature.of(values) for field, values in feats.items()}}
+    source = GraphSource(Schema.homogeneous(), (NUM_NODES,), ((src, dst),), {}, of_edges)
+    return partitioned(source, name, num_parts, directory / name)
 
 
 def write_multi(directory: Path, seed: int, num_parts: int) -> str:
@@ -107,7 +102,7 @@ def expected(seed: int) -> dict[tuple[str, int], str]:
             with TemporaryDirectory() as directory:
                 name = f"less{number}"
                 g = dist.DistGraph(name, part_config=write(Path(directory), name, src[kept], dst[kept], 1))
-            for name, sampler in SAMPLERS.items():
+            for name, sampler in EVERY.items():
                 sample = g.sample_blocks(batch(number), dataclasses.replace(sampler.arguments, seed=7))
                 for block in sample[2]:
                     if EID in block.edata:
@@ -124,7 +119,7 @@ def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], st
         for name in ("prob", "mask"):
             dist.DistNodeDataLoader(g, np.arange(2), SAMPLERS[name])
     found = {}
-    for name, sampler in SAMPLERS.items():
+    for name, sampler in EVERY.items():
         for number in range(NUM_BATCHES):
             mine = number % trainers == rank
             seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
@@ -147,27 +142,7 @@ def test_a_draw_without_edges_is_that_of_a_graph_that_lacks_them(
     found = sample_all(path, seed, prepared)
     wrong = [key for key, value in found.items() if reference[key] != value]
     on_all(job.trainers, not wrong, f"{wrong}")
-    assert sum(job.trainers.allgather(len(found))) == len(SAMPLERS) * NUM_BATCHES
-
-
-def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, replace: bool) -> None:
-    """No excluded edge, real edges, and as many as the edges that are left allow."""
-    src, dst = multigraph(0)
-    alive = {None: np.ones(len(src), bool), "weight": (src + 2 * dst) % 4 > 0, "even": (src + dst) % 2 == 0}[prob]
-    left = alive & ~np.isin(np.arange(len(src)), excluded(0, number))
-    nodes = np.random.default_rng(g.rank()).permutation(NUM_NODES)[:60]
-    frontier = g.sample_neighbors(nodes, fanout, prob=prob, replace=replace, exclude_edges=excluded(0, number))
-    eids = frontier.edata[EID].numpy()
-    assert left[eids].all()
-    ends = [end.numpy() for end in frontier.edges()]
-    assert np.array_equal(ends[0], src[eids]) and np.array_equal(ends[1], dst[eids])
-    degree = np.bincount(dst[left], minlength=NUM_NODES)[nodes]
-    if replace and fanout >= 0:
-        want = np.where(degree > 0, fanout, 0)
-    else:
-        want = degree if fanout < 0 else np.minimum(degree, fanout)
-        assert len(np.unique(eids)) == len(eids)
-    assert np.array_equal(np.bincount(ends[1], minlength=NUM_NODES)[nodes], want)
+    assert sum(job.trainers.allgather(len(found))) == len(EVERY) * NUM_BATCHES
 
 
 @pytest.mark.parametrize("name", ["uniform", "replace", "prob", "labor", "labor-mask"])
@@ -205,14 +180,6 @@ def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
     assert int(g.has_edges_between(*every, ("_N", "_E", "_N")).sum()) == pairs
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("prob", [None, "weight", "even"])
-def test_one_hop(job: SharedJob, multi: str, prob: str | None, replace: bool) -> None:
-    g = job.open(multi)
-    for number, fanout in enumerate((0, 1, 4, -1)):
-        check_hop(g, number, prob, fanout, replace)
-
-
 def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str) -> None:
     """Trainers with different numbers of batches, and of rounds in a batch; the main thread reads meanwhile."""
     g = job.open(multi)
@@ -237,6 +204,3 @@ def test_a_loaders_thread_looks_edges_up_and_excludes(job: SharedJob, multi: str
         assert [batch[:2] for batch in batches] == [(True, False)] * len(loader)
         epochs.append(batches)
     assert epochs[0] == epochs[1]
-
-
-# Bad input

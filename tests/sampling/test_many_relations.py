@@ -11,6 +11,7 @@ import pytest
 import torch
 from batches import digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
+from oracle import partitioned
 
 import mpigraph.distributed as dist
 from mpigraph.cli import info
@@ -67,11 +68,10 @@ def made(seed: int = 0) -> GraphSource:
 
 def write(directory: Path, num_parts: int, shared: bool = True) -> str:
     """Write the graph in ranges of its nodes, whose ids stay."""
-    parts = np.concatenate([np.arange(n) * num_parts // max(1, n) for n in NODES.values()])
     with mock.patch("mpigraph.partition.source.shared_relations", lambda *_: ()) if not shared else mock.MagicMock():
-        path = partition_source(made(), "many", num_parts, directory, "given", assignment=parts).config_path
+        path = partitioned(made(), "many", num_parts, directory)
     assert len(PartConfig.read(path).shared) == (len(SCHEMA.relations) - 3 if shared else 0)
-    return str(path)
+    return path
 
 
 def everything(path: str, rank: int, trainers: int) -> dict[str, str]:

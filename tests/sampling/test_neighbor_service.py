@@ -5,20 +5,19 @@ from pathlib import Path
 import numpy as np
 import torch
 from layouts import Layout, SharedJob, on_layouts
+from worlds import counted
 
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.session.context import current
-from mpigraph.trace import sums
 
 REMOTE = [Layout(2, 0, 1), Layout(4, 1, 2)]
 
 
 def moved_bytes() -> int:
     """Bytes of requests that this process has sent so far, and of answers that it has received, whoever asked."""
-    names = ("sent_bytes", "received_bytes")
-    return sum(value for one in sums()[1].values() for key, value in one.counts.items() if key[0] in names) // 2
+    return (counted("sent_bytes") + counted("received_bytes")) // 2
 
 
 @on_layouts(REMOTE[:1])

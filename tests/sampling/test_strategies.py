@@ -83,8 +83,7 @@ def first_edges(g: dist.DistGraph, nodes: torch.Tensor, fanout: int, skip: int, 
 
 @everywhere
 @rotated(3)
-def test_a_strategy_of_a_test_draws_in_every_layout(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_strategy_of_a_test_draws_in_every_layout(job: SharedJob, g: dist.DistGraph) -> None:
     nodes = torch.arange(g.rank(), NUM_NODES, 2)
     excluded = np.arange(0, g.num_edges(), 5)
     for skip, out in ((0, ()), (1, excluded)):
@@ -98,8 +97,7 @@ def test_a_strategy_of_a_test_draws_in_every_layout(job: SharedJob, oracle) -> N
 
 @everywhere
 @rotated(3)
-def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, g: dist.DistGraph) -> None:
     loader = dist.DistNodeDataLoader(g, dist.node_split(np.ones(NUM_NODES)), FirstSampler([2, 2]), batch_size=7)
     right = []
     for _, outputs, blocks in loader:
@@ -118,12 +116,7 @@ def test_two_strategies_cannot_have_one_tag() -> None:
 
 @pytest.mark.parametrize("by_root", [False, True])
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        Uniform(-1, True),
-        First(4, 2),
-        Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2),
-    ],
+    "strategy", [Uniform(-1, True), First(4, 2), Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2)]
 )
 def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
     ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])

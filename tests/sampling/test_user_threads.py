@@ -37,8 +37,7 @@ def sampled(g: dist.DistGraph, number: int) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @some
-def test_threads_that_sample_take_turns(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_threads_that_sample_take_turns(g: dist.DistGraph) -> None:
     numbers = [THREADS * turn + thread for turn in range(ROUNDS) for thread in range(THREADS)]
     want = {number: sampled(g, number) for number in numbers}
     wrong: list[int] = []
@@ -56,8 +55,7 @@ def test_threads_that_sample_take_turns(job: SharedJob, oracle) -> None:
 
 
 @on_layouts([ALONE, *REMOTE])
-def test_threads_read_and_write_at_once(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_threads_read_and_write_at_once(job: SharedJob, g: dist.DistGraph) -> None:
     own = dist.DistTensor((NUM_NODES, 600), torch.float32)
     emb = dist.DistEmbedding(NUM_NODES, 2)
 
@@ -77,9 +75,8 @@ def test_threads_read_and_write_at_once(job: SharedJob, oracle) -> None:
 
 @on_layouts([Layout(2, 0, 1)])
 def test_without_thread_multiple_other_threads_may_not_communicate(
-    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
+    g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g = job.open(oracle(3))
     tensor = dist.DistTensor((NUM_NODES, 1), torch.float32)
     monkeypatch.setattr(World, "threads_may_communicate", False)
     for call in (

@@ -81,14 +81,6 @@ def test_a_server_imports_only_what_stands_above_the_start(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_whose_servers_have_ended_cannot_start_again(tmp_path, oracle) -> None:
-    """The trainers would wait for them for ever."""
-    body = "dist.exit_client()\ndist.initialize()\n"
-    status, output, _ = run_script(tmp_path, oracle(2), body, ranks=2)
-    assert status == 1 and "InvalidArgumentError: this job's servers have ended" in output, output
-
-
-@pytest.mark.slow
 def test_bad_weights_at_the_end_do_not_keep_the_job(tmp_path, oracle) -> None:
     """The tables of edge weights that were written are not made anew only to be freed."""
     body = """
@@ -103,14 +95,6 @@ w[0] = float("nan")
         tmp_path, oracle(2), body, ranks=4, MPIGRAPH_RANKS_PER_NODE="2", MPIGRAPH_TIMEOUT="60"
     )
     assert status == 0 and output.count("batches 2") == 2, output
-
-
-def test_hosts_that_train_need_threads_in_mpi(tmp_path, oracle) -> None:
-    """On several nodes they answer the others while they compute."""
-    options = {"ranks": 4, "servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "2"}
-    status, output, _ = run_script(tmp_path, oracle(2), "", **options)
-    assert status != 0
-    assert "num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE" in output, output
 
 
 @pytest.mark.slow

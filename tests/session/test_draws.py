@@ -25,14 +25,12 @@ CALLS: dict[str, Callable[[dist.DistGraph], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_calls_differ(job: SharedJob, oracle, call: Callable[[dist.DistGraph], torch.Tensor]) -> None:
-    g = job.open(oracle(3))
+def test_calls_differ(job: SharedJob, g: dist.DistGraph, call: Callable[[dist.DistGraph], torch.Tensor]) -> None:
     drawn = {str(call(g).tolist()) for _ in range(5)}
     on_all(job.trainers, len(drawn) == 5, f"{len(drawn)}")
 
 
-def test_a_seed_repeats_the_draws(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_seed_repeats_the_draws(job: SharedJob, g: dist.DistGraph) -> None:
     drawn = [str(g.sample_neighbors(NODES, 2, seed=seed).edata[EID].tolist()) for seed in (1, 2, 1, 2)]
     on_all(job.trainers, drawn[:2] == drawn[2:] and drawn[0] != drawn[1])
 

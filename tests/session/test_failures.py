@@ -109,6 +109,7 @@ UNWRITABLE = {
     "except BlockingIOError: os.set_blocking(2, True)\n",
     "closed": "os.close(2)\n",
 }
+SERIALIZED = "import mpi4py\nmpi4py.rc.thread_level = 'serialized'\n"
 HURRY = "import mpigraph.session.context as context; context._LEAVING_TIME = 2.0\n"
 STATUS = (3, 9)  # MPICH's mpiexec says 9 where it has killed the other ranks
 LEAVE = HURRY + "try:\n    {0}\n    {1}\nfinally: dist.exit_client()"
@@ -318,6 +319,15 @@ context.serve = serve
         "if rank == 0: raise SystemExit(3)\ng.barrier()",
         ("trainer(s) 0 leave with status 3; trainer(s) 1 in barrier at script.py:", "belongs on all of them"),
         (3,),
+        suite=True,
+    ),
+    "starts again without its servers": Script(
+        "dist.exit_client()\ndist.initialize()", ("InvalidArgumentError: this job's servers have ended",), (1,)
+    ),
+    "hosts that train without threads in MPI": Script(  # they answer other nodes while they compute
+        "",
+        ("num_servers=0 on several nodes needs MPI_THREAD_MULTIPLE",),
+        more={"servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "1"},
         suite=True,
     ),
     "too many servers": Script(

@@ -60,10 +60,9 @@ def check_everywhere(summary: Summary, job: SharedJob) -> None:
 
 @on_layouts(API)
 def test_reports_one_after_another_replace_each_other(
-    job: SharedJob, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, g: dist.DistGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a folder that is named as bytes; the words of the command are no text, as of a file with an odd name."""
-    g = job.open(oracle(3))
     folder = Path(job.one_has(lambda: str(tmp_path / "made" / "report")))
     monkeypatch.setattr("sys.argv", ["train.py", "\udcff"])
     loader = loader_of(g, 5)
@@ -131,9 +130,8 @@ def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: Share
 @pytest.mark.slow
 @ON_SEVERAL
 def test_a_block_that_is_left_by_an_error_of_its_own_ends_as_the_next_one_begins(
-    job: SharedJob, oracle, tmp_path: Path
+    job: SharedJob, g: dist.DistGraph, tmp_path: Path
 ) -> None:
-    g = job.open(oracle(3))
     folder = Path(job.one_has(lambda: str(tmp_path)))
     with pytest.raises(ValueError, match="mine"), mg.report(folder / "one"):
         list(loader_of(g, 2))

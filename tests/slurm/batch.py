@@ -26,12 +26,7 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def submit(
-    cluster: Cluster,
-    where: Path,
-    name: str,
-    changes: dict[str, str],
-    commands: dict[str, str],
-    templates: Path = SLURM,
+    cluster: Cluster, where: Path, name: str, changes: dict[str, str], commands: dict[str, str], templates: Path = SLURM
 ) -> str:
     """Edit the settings of a template as a user does, and submit it."""
     text = settings(templates / f"{name}.sbatch", changes, commands)

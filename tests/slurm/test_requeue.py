@@ -13,6 +13,7 @@ import pytest
 from batch import OPEN, ROOT, SETUP, SMALL, SOON, TASKS, log_of, needs_slurm, submit, train_script, until_gone
 from cluster import Cluster, until
 
+pytestmark = needs_slurm
 LIMIT = 30  # seconds from the signal to a job that is requeued; on a busy machine as many as it took to begin
 START = 150  # until it has begun, on a busy machine
 AGAIN = 200  # seconds until it has begun again and is through
@@ -92,7 +93,6 @@ def check_both_halves(cluster: Cluster, where: Path, job: str) -> str:
     return output
 
 
-@needs_slurm
 @pytest.mark.parametrize("to", ["batch shell", "ranks", pytest.param("both, twice", marks=pytest.mark.slow)])
 def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Path, to: str) -> None:
     """The batch shell gets it as Slurm sends it before the time limit."""
@@ -106,7 +106,6 @@ def test_a_signal_has_the_job_saved_and_requeued(cluster: Cluster, tmp_path: Pat
     assert "status 75, to be requeued" in output and "died" not in output, output
 
 
-@needs_slurm
 @pytest.mark.slow
 def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
     """Each epoch is trained once, in the one half of the log or in the other."""
@@ -127,7 +126,6 @@ def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> N
     assert "epoch  1" in before and "test accuracy" in after, output
 
 
-@needs_slurm
 @pytest.mark.slow
 def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm looks at its jobs every half minute, so it asks after half a minute or a whole one, each time."""
@@ -143,7 +141,6 @@ def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None
     )
 
 
-@needs_slurm
 @pytest.mark.slow
 def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_path: Path) -> None:
     """Slurm keeps the number of tasks that it counted at the first start: a person says what there is now."""
@@ -163,7 +160,6 @@ def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_pat
         cluster.bring_back("n1")
 
 
-@needs_slurm
 @pytest.mark.parametrize("why", ["restarts", "slurm"])
 def test_a_job_that_is_not_requeued_says_so(cluster: Cluster, tmp_path: Path, why: str) -> None:
     job, _ = counting(cluster, tmp_path, **({"RESTARTS": "0"} if why == "restarts" else {}))
@@ -176,7 +172,6 @@ def test_a_job_that_is_not_requeued_says_so(cluster: Cluster, tmp_path: Path, wh
     assert ("not requeued, after 0 times" if why == "restarts" else "Requested operation") in output, output
 
 
-@needs_slurm
 def test_scancel_and_errors_are_the_end_of_a_job(cluster: Cluster, tmp_path: Path) -> None:
     """Requeued is what came some way before it failed, and nothing that somebody has cancelled."""
     (tmp_path / "error").mkdir()
@@ -202,7 +197,6 @@ srun --mpi=pmi2 python -u script.py
 
 
 @pytest.mark.slow
-@needs_slurm
 def test_ranks_have_one_task_of_an_array_requeued(cluster: Cluster, tmp_path: Path) -> None:
     """Without the template the first trainer asks Slurm."""
     (tmp_path / "script.py").write_text(f"{BEFORE}" + OPEN + BODY)

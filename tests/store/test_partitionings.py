@@ -3,15 +3,16 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from interrupted import interrupt
 from layouts import Job, Layout, alone, own_on_layouts
-from oracle import NAME, oracle_source, write_oracle
+from oracle import NAME, write_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.errors import PartitionError, ShardFormatError
-from mpigraph.partition import pipeline
 from mpigraph.storage.part_config import PartConfig, text_of
 
 
@@ -46,22 +47,12 @@ def test_an_interrupted_partitioning_leaves_no_configuration(
 ) -> None:
     folder = tmp_path / "graph"
     shutil.copytree(Path(oracle(2)).parent, folder)
-
-    write = pipeline.PartWriter.write
-
-    def interrupted(writer: pipeline.PartWriter, part: int) -> None:
-        if part == 1:
-            raise KeyboardInterrupt  # the first part is the new one, and the second is still the old one
-        write(writer, part)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pipeline.PartWriter, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            pipeline.partition_source(oracle_source(), NAME, 2, folder, "random", seed=1)
+    cut = partial(write_oracle, folder, seed=1)
+    interrupt(monkeypatch, 1, cut)  # the first part is the new one, and the second is still the old one
     assert "oracle.json: cannot read the partition configuration: No such file" in open_alone(folder)
     shutil.copy(oracle(2), folder)  # even if the old one is brought back
     assert "part0/graph.h5: belongs to another partitioning" in open_alone(folder)
-    pipeline.partition_source(oracle_source(), NAME, 2, folder, "random", seed=1)
+    cut()
     assert alone(lambda: dist.DistGraph(NAME, part_config=str(folder / "oracle.json")).num_nodes()) == 101
     assert not list(folder.rglob(".*"))
 

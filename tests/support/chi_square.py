@@ -6,7 +6,6 @@ from scipy.special import chdtrc
 
 I64 = npt.NDArray[np.int64]
 SUSPICIOUS = 1e-3  # a right kernel stays above
-WRONG = 1e-9  # a wrong one falls below
 
 
 def p_value(codes: I64, probabilities: dict[int, float]) -> float:

@@ -202,9 +202,9 @@ def generated(where: Path, sizes: str, parts: str) -> Path:
 def soon(true: Callable[[], bool], seconds: float = DEADLINE / 2) -> bool:
     """Wait outside MPI until something is true; return whether it is."""
     end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
+    while not (now := true()) and time.monotonic() < end:
         time.sleep(0.01)
-    return true()
+    return now
 
 
 def wait_for(paths: Sequence[Path], seconds: float = DEADLINE / 2) -> bool:

@@ -28,22 +28,18 @@ class Csc:
         weights: np.ndarray | None = None,
         *,
         prepared: bool = False,
-        shares: list[I64] | None = None,
         excluded: I64 | None = None,
     ) -> tuple[list[I64], list[I64]]:
-        """All passes on one host: sources and edge ids of each row; the frontier in several shares, if given."""
+        """All passes on one host: sources and edge ids of each row."""
         ids = np.asarray(rows, np.int64) + self.first_id
         dst, counts = Destinations(ids, ids, fanout, replace, np.atleast_1d(key)), np.zeros(len(ids), np.int64)
-        shares = [np.arange(len(ids))] if shares is None else shares
         edges = self.edges(weights, prepared=prepared, excluded=excluded)
-        rows = candidates(len(ids))
-        for share in shares:
-            assert count(dst, edges, share, rows, counts) == -1
+        every, rows = np.arange(len(ids)), candidates(len(ids))
+        assert count(dst, edges, every, rows, counts) == -1
         offsets = np.concatenate([[0], np.cumsum(counts)])
         src, picks = np.full(offsets[-1], -1, self.indices.dtype), np.full(offsets[-1], -1, np.int64)
-        for share in reversed(shares):
-            choose(dst, edges, share, rows, offsets, picks)
-            copy_neighbours(self.indices, share, offsets, self.first_eid, picks, src)
+        choose(dst, edges, every, rows, offsets, picks)
+        copy_neighbours(self.indices, every, offsets, self.first_eid, picks, src)
         return np.split(src, offsets[1:-1]), np.split(picks, offsets[1:-1])
 
     def edges(self, weights: np.ndarray | None, *, prepared: bool = False, excluded: I64 | None = None) -> Edges:
@@ -61,13 +57,6 @@ class Csc:
         if masked:
             return edges._replace(drawable=drawable, order=table) if prepared else edges._replace(mask=weights)
         return edges._replace(weights=weights, drawable=drawable, table=table)
-
-    def without(self, excluded: I64) -> tuple["Csc", I64]:
-        """The rows without some edges, and the edges that are left."""
-        kept = np.setdiff1d(np.arange(len(self.indices)), excluded)
-        rest = Csc(np.diff(np.searchsorted(kept, self.indptr)).tolist(), first_id=self.first_id)
-        rest.indices = self.indices[kept]
-        return rest, kept
 
 
 def candidates(count: int) -> Candidates:

@@ -1,12 +1,23 @@
 """What tests of layers share: rows and parameters at random in float64, and the comparison with a formula."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
+
+import mpigraph.function as fn
 
 
 def normal(*shape: int, seed: int = 2) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def sums(block: Any, h: Any) -> torch.Tensor:
+    """A layer whose sums of small integers are the same bits in any order."""
+    with block.local_scope():
+        block.srcdata["h"] = h[0]
+        block.update_all(fn.copy_u("h", "m"), fn.sum("m", "out"))
+        return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
 
 
 def randomised(layer: torch.nn.Module) -> torch.nn.Module:

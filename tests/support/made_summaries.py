@@ -5,18 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.reports.summary import (
-    Cpu,
-    GraphSize,
-    Job,
-    Node,
-    Rank,
-    Stage,
-    Steps,
-    Summary,
-    Thread,
-    ToHost,
-)
+from mpigraph.reports.summary import Cpu, GraphSize, Job, Node, Rank, Stage, Steps, Summary, Thread, ToHost
 
 
 @dataclass

@@ -14,13 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from mpi4py import MPI
 
 from mpigraph.config import Config
-from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
-from mpigraph.dataloading.work_ahead import Pipeline
-from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.coroutine import run
@@ -35,7 +31,6 @@ from mpigraph.rows.segments import RowPool
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.exchanges import ByMessages, InRounds
 from mpigraph.sampling.local import Answers
-from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import SamplingRequest
 from mpigraph.sampling.strategies import Uniform
@@ -262,10 +257,10 @@ class OneHost(Topology):
         return self._edges
 
 
-def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
-    """The store of a rank with one relation, whose sources lie on the first ``among`` ranks; all ranks are alike."""
+def store_of(rank: int, ranks: int, comm: Any) -> Store:
+    """The store of a rank with one relation; all ranks are alike."""
     indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
-    indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * among))
+    indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * ranks))
     edges = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
     store = Store.__new__(Store)  # without transports
     store.world, store.graphs, store.graph_of_number, store.tensors = world_of_many(rank, ranks, comm), {}, {}, {}
@@ -275,33 +270,26 @@ def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
     return store
 
 
-class Sampling:
-    """Hops of one rank."""
+class Hop:
+    """A hop of one rank."""
 
-    def __init__(self, way: str, traffic: Traffic, ranks: int, among: int) -> None:
+    def __init__(self, way: str, ranks: int, asked: int) -> None:
+        """Prepare a hop in a job of so many ranks, whose frontier lies on some of them, a part on this one."""
         answers: dict[int, Answers] = {}
 
         def answer(rank: int, words: I64) -> I64:
             if rank not in answers:
-                answers[rank] = Answers(store_of(rank, ranks, None, among))
+                answers[rank] = Answers(store_of(rank, ranks, None))
             return answers[rank].answer(words)[HEAD:]
 
+        traffic = self._traffic = Traffic()
         comm = PointToPoint(traffic, answer) if way == "sparse" else AllToAll(traffic, ranks, answer)
-        self.store = store_of(0, ranks, comm, among)
+        store = store_of(0, ranks, comm)
         kind = ByMessages if way == "sparse" else InRounds
-        self.store.exchange = kind(Hosts(self.store.world), Answers(self.store).answer)
-        self.service = NeighborService(self.store)
-
-
-class Hop:
-    """A hop of one rank."""
-
-    def __init__(self, way: str, ranks: int, asked: int, frontier: int = 1000) -> None:
-        """Prepare a hop in a job of so many ranks, whose frontier lies on some of them, a part on this one."""
-        self._traffic = Traffic()
-        self._service = Sampling(way, self._traffic, ranks, ranks).service
+        store.exchange = kind(Hosts(store.world), Answers(store).answer)
+        self._service = NeighborService(store)
         owners = np.arange(asked + 1) * (ranks // (asked + 1))
-        ids = np.random.default_rng(0).integers(0, NODES, frontier) + NODES * owners[np.arange(frontier) % len(owners)]
+        ids = np.random.default_rng(0).integers(0, NODES, NODES) + NODES * owners[np.arange(NODES) % len(owners)]
         self._requests = [SamplingRequest(1, 0, np.ones(1, np.bool_), ids, Uniform(5), True, np.uint64(7))]
         self.make()
 
@@ -337,66 +325,29 @@ class _Segments:
         return SimpleNamespace(begin=0, win=self.win, memory=lambda host: held)
 
 
-class Minibatches:
-    """The minibatches of a loader: two hops, rows of a feature, with a cache or without."""
+class Reads:
+    """The reads of minibatches whose rows are known ahead, with a cache or without."""
 
-    def __init__(self, ranks: int, asked: int, slots: int, seeds: int = 100) -> None:
-        """Prepare them in a job of so many ranks, the first of which have all seeds and neighbours.
+    def __init__(self, ranks: int, asked: int, slots: int) -> None:
+        """Prepare them in a job of so many ranks, of which the first have all rows that are read.
 
         Args:
             ranks: of the job.
-            asked: ranks that have the seeds and neighbours besides this one.
+            asked: ranks that have rows besides this one.
             slots: of the cache; 0 for none.
-            seeds: of a minibatch.
         """
-        self._traffic = Traffic()
-        self._nodes = NODES * (asked + 1)
-        self._seeds = seeds
-        sampling = Sampling("sparse", self._traffic, ranks, asked + 1)
-        graph = sampling.store.graph_of_number[1]
+        self._traffic, self._nodes = Traffic(), NODES * (asked + 1)
         world = world_of_many(0, ranks, PointToPoint(self._traffic, self._rows_of, head=False))
-        pool = RowPool()
         nothing: Any = None
-        way = PackedTransport(Hosts(world), pool, nothing)
+        way = PackedTransport(Hosts(world), RowPool(), nothing)
         service: Any = SimpleNamespace(
-            world=world,
-            segments=_Segments(),
-            one_sided=False,
-            mutex=None,
-            written=set(),
-            pool=pool,
-            transport=way,
-            packed=way,
-            number_window=lambda: 1,
+            world=world, segments=_Segments(), one_sided=False, transport=way, packed=way, number_window=lambda: 1
         )
-        window = RowWindow(service, book_of_many(ranks).node_offsets[0], (WIDTH,), "f4")
-        rows = RowTensor(window, 0, 1, "g", "feat", Policy(True, 0), "float32", "float32")
+        self._window = window = RowWindow(service, book_of_many(ranks).node_offsets[0], (WIDTH,), "f4")
         window.memory(0)[:] = np.arange(NODES)[:, None]
-        session: Any = SimpleNamespace(world=world, pool=pool, check_thread=watched)
-        nodes: Any = SimpleNamespace(frames={"node": {"feat": DistTensor.of_rows(session, "g", rows)}})
-        fetcher: FeatureFetcher[str] = FeatureFetcher(nodes, False, ("feat",))
-        fetcher.counted = True
-        self._pipeline = Pipeline()
-        if slots:
-            self._pipeline.lookahead = 4
-            upcoming = fetcher.upcoming[fetcher.together[0].alike] = UpcomingReads(window)
-            cache = RowCache(world, 1, window, slots, 4)
-            fetcher.together[0].reader = CachedRows(rows, cache, upcoming)
-        layers = [Layer({0: Uniform(3)}), Layer({0: Uniform(3)})]
-
-        def sample(seeds: I64) -> torch.Tensor:
-            plan = SamplingPlan(layers, {0: seeds}, want_eids=False)
-            return torch.from_numpy(sample_hops(sampling.service, graph, plan, RandomContext(0, 0)).ids[0])
-
-        def fetch(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            data: dict[str, torch.Tensor] = {}
-            fetcher.fetch(lambda _: ids, lambda _: data)
-            return ids, data["feat"]
-
-        def announce(ids: torch.Tensor, batch: int) -> None:
-            fetcher.announce(lambda _: ids, batch)
-
-        self._stages = Stages(torch.empty(0), sample, fetch, announce, [fetcher])
+        rows = RowTensor(window, 0, 1, "g", "feat", Policy(True, 0), "float32", "float32")
+        self._upcoming = UpcomingReads(window)
+        self._cached = CachedRows(rows, RowCache(world, 1, window, slots, 4), self._upcoming) if slots else None
         self.make(20)
 
     def _rows_of(self, rank: int, words: I64) -> npt.NDArray[np.float32]:
@@ -405,18 +356,23 @@ class Minibatches:
         return np.repeat(asked[:, None], WIDTH, axis=1).astype(np.float32)
 
     def make(self, number: int) -> None:
-        """Make so many, and check their rows."""
+        """Make so many, four of which are known at a time, and check their rows."""
         random = np.random.default_rng(number)
-        batches = (random.permutation(self._nodes)[: self._seeds] for _ in range(number))
-        made = 0
-        for ids, rows in self._pipeline.produce(batches, self._stages.sample, self._stages):
-            assert torch.equal(rows, ids[:, None].expand(-1, WIDTH).float())
-            made += 1
-        assert made == number
+        rows = np.empty((1000, WIDTH), np.float32)
+        for batch in range(0, number + 4):
+            if batch < number:
+                read, fresh = self._upcoming.announce(batch, random.permutation(self._nodes)[:1000])
+                if self._cached:
+                    self._cached.announce(read, fresh)
+            if batch >= 4:
+                read = self._upcoming.reads[0]
+                self._cached.read(read, rows) if self._cached else self._window.gather(read.ids, rows)
+                self._upcoming.done()
+                assert (rows == read.ids[:, None]).all()
 
-    def cost(self, number: int = 10) -> Cost:
-        """What more of them cost."""
-        return self._traffic.cost_of(lambda: self.make(number))
+    def cost(self) -> Cost:
+        """What ten more of them cost."""
+        return self._traffic.cost_of(lambda: self.make(10))
 
 
 class _Pushes:

@@ -5,6 +5,7 @@ feature of node v is v, its label v mod 7; the feature of an edge is ``1000 * ds
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,17 +64,30 @@ def in_memory() -> HeteroGraph:
     return g
 
 
+def whole(g: dist.DistGraph) -> HeteroGraph:
+    """A distributed graph in memory, edges in the order of their ids, with their weights."""
+    edges = {r: g.find_edges(torch.arange(g.num_edges(r)), r) for r in g.canonical_etypes}
+    graph = HeteroGraph(g.schema, edges, {t: g.num_nodes(t) for t in g.ntypes})
+    for r in g.canonical_etypes:
+        if "weight" in g.edges[r].data:
+            graph.edges[r].data["weight"] = g.edges[r].data["weight"][:]
+    return graph
+
+
+def partitioned(
+    source: GraphSource, name: str, num_parts: int, directory: Path, part_method: str = "given", **options: Any
+) -> str:
+    """Partition a graph; return the path of its configuration. "given" cuts each type into ranges: ids stay."""
+    if part_method == "given":
+        options["assignment"] = np.concatenate([np.arange(n) * num_parts // n for n in source.num_nodes])
+    return str(partition_source(source, name, num_parts, directory, part_method, **options).config_path)
+
+
 def write_oracle(
     directory: Path, num_parts: int = 2, part_method: str = "random", name: str = NAME, seed: int = 0
 ) -> str:
-    """Partition the oracle graph; return the path of its configuration.
-
-    ``part_method`` "given" cuts the original order of the nodes into ``num_parts`` ranges: ids stay what they are.
-    """
-    assignment = np.arange(NUM_NODES) * num_parts // NUM_NODES if part_method == "given" else None
-    source = oracle_source()
-    result = partition_source(source, name, num_parts, directory, part_method, assignment=assignment, seed=seed)
-    return str(result.config_path)
+    """Partition the oracle graph; return the path of its configuration."""
+    return partitioned(oracle_source(), name, num_parts, directory, part_method, seed=seed)
 
 
 def open_graph(path: str) -> dist.DistGraph:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from oracle import partitioned
 
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 
 I64 = npt.NDArray[np.int64]
@@ -73,5 +73,4 @@ def write(directory: Path, seed: int, typed: bool, of_nodes: bool) -> str:
     source = GraphSource(
         some.schema, counts, tuple(some.ends[r] for r in some.schema.relations), node_feats, edge_feats
     )
-    parts = np.concatenate([np.arange(count) * 3 // count for count in counts])
-    return str(partition_source(source, "temporal", 3, directory, "given", assignment=parts).config_path)
+    return partitioned(source, "temporal", 3, directory)

