@@ -32,6 +32,7 @@ for script in sys.argv[1:]:
 ON_TOY = {
     "sampling": (["--batches", "2"], "edges, fanouts 15,10,5"),
     "sampling --ways": (["--ways", "time, last", "weights", "mask"], "an edge, fanouts 15,10,5"),
+    "device": (["--steps", "2", "--batch_size", "50"], "step, fanouts 10,25, minibatches brought to the device"),
     "partition": ([], "METIS into 2 parts, S: share of the edges that is cut"),
 }
 
