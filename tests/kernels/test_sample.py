@@ -112,6 +112,18 @@ def test_the_first_bad_weight_is_found(bad: float) -> None:
     assert alias_tables(g.indptr, weights, np.empty(9, np.uint64), np.empty(3, np.int32)) == 4
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [2, 70])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, replace: bool) -> None:
+    g, rng = Csc([90, 3, 80, 0, 75, 2, 100, 71], first_id=5), np.random.default_rng(0)
+    weights = rng.random(len(g.indices)) if weighted else None
+    drawn = g.sample(np.arange(8), fanout, replace, combine(1, 2), weights)[1]
+    for rows in ([7, 0, 4], [2], [6, 6, 1, 3, 0]):  # other order, other company
+        again = g.sample(rows, fanout, replace, combine(1, 2), weights)[1]
+        assert all(np.array_equal(drawn[row], eids) for row, eids in zip(rows, again, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["float64", "bool"])
 @pytest.mark.parametrize(("prepared", "excluded"), [(False, []), (True, []), (False, [1, 2, 5, 8])])
 @pytest.mark.parametrize("alive_now", [0, 1, 4, 6])

@@ -212,10 +212,10 @@ def finest_level(task: Task) -> Level:
     table = NodeTable(np.arange(first, last), total)
     kept = 0
     for begin, end, starts, (sources,) in arrived.take():
-        found = sources[: distinct_in_rows(starts, sources, kept, indptr[begin : end + 1])]
-        # one rank has all nodes at their positions
-        indices[kept : kept + len(found)] = table.positions(found) if exchange.size > 1 else found
-        kept += len(found)
+        neighbours = sources[: distinct_in_rows(starts, sources, kept, indptr[begin : end + 1])]
+        positions = table.positions(neighbours) if exchange.size > 1 else neighbours  # which one rank has in order
+        indices[kept : kept + len(positions)] = positions
+        kept += len(positions)
     rows_of_own = Rows(indptr, indices[:kept], np.empty(0, np.int32))
     return Level.of_rows(exchange, bounds, table, rows_of_own, task.weights)
 
