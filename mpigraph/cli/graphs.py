@@ -4,7 +4,7 @@ from dataclasses import fields
 
 from mpigraph.cli.grammar import Export, Generate
 from mpigraph.cli.ranks import ProgressBar, progress_of, working_ranks
-from mpigraph.formats.original import write_npy
+from mpigraph.formats.shards import write_npy
 from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.spill import Scratch
