@@ -15,8 +15,8 @@ import torch
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.original import as_numpy
 from mpigraph.formats.readers import read_source
+from mpigraph.formats.shards import as_numpy
 from mpigraph.graphs.fields import EID, NID, Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg

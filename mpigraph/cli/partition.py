@@ -15,9 +15,8 @@ from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.layout import TableOptions
-from mpigraph.formats.original import write_npy
 from mpigraph.formats.readers import read_assignment, read_source
-from mpigraph.formats.shards import check_apart
+from mpigraph.formats.shards import check_apart, write_npy
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory, in_units
 from mpigraph.partition.assign import Forecast, check_memory, check_options

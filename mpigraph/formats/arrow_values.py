@@ -1,6 +1,8 @@
 """Columns of Arrow as arrays of numpy: numbers, lists of them, times and ids. The only module that imports pyarrow."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +12,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.partition.row_arrays import as_dtype
 from mpigraph.storage.narrow import RowError
 
-Place = Callable[[int], str]
-"""Returns the file, row and column of a row, for messages."""
-
 _MAX_ID_BYTES = 256  # keys have the width of the longest
-_MAX_WORD_BYTES = 1 << 16  # of what may be missing, such as a list of labels
-_MICROS = 10**6
 
 
 class Numbers(NamedTuple):
@@ -40,6 +37,17 @@ def arrow() -> Any:
     except ImportError:
         raise GraphDataError("csv, parquet and edge lists need pyarrow: pip install pyarrow") from None
     return pyarrow
+
+
+@contextmanager
+def rows_named(path: Path, column: str, first: int) -> Iterator[None]:
+    """Name file, row and column in errors of values of a column whose first one is in the row ``first``."""
+    try:
+        yield
+    except RowError as error:
+        raise GraphDataError(f"{path}, row {first + error.row}, column {column}: {error}") from None
+    except arrow().ArrowInvalid as error:
+        raise GraphDataError(f"{path}, row {first}, column {column} or a later one: {error}") from None
 
 
 def type_kind(of: Any) -> str:
@@ -71,37 +79,47 @@ def wider_type(one: Any, other: Any) -> Any:
         return arrow().large_string()
 
 
-def to_numpy(column: Any, numbers: Numbers, place: Place) -> Array:
+def to_numpy(column: Any, numbers: Numbers) -> Array:
     """Return an Arrow array of numbers, or of lists of as many numbers each; times are seconds since 1970.
 
-    Raises GraphDataError: a number does not fit, lists are of several lengths, or a value is missing; names the row.
+    Raises RowError, or an error of Arrow: a number does not fit, lists are of several lengths, or a value is missing.
     """
     pyarrow = arrow()
+    shape: tuple[int, ...] = (len(column),)
+    if type_kind(column.type) == "list":
+        _check_there(column.is_null().to_numpy(zero_copy_only=False))
+        lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
+        shape = len(column), check_lengths(lengths, int(lengths[0]) if len(lengths) else 0)
+        column = column.flatten()
     kind = type_kind(column.type)
-    if kind == "list":
-        width = _common_length(column, place)
-        flat = to_numpy(column.flatten(), numbers, lambda position: place(position // max(width, 1)))
-        return flat.reshape(len(column), width)
-    try:
-        if kind == "time":
-            column = _seconds(column)
-        elif kind in ("none", "bool") or pyarrow.types.is_decimal(column.type):
-            column = column.cast(pyarrow.uint8() if kind == "bool" else pyarrow.float64())
-        gaps = column.is_null().to_numpy(zero_copy_only=False)
-        rows = column.fill_null(0).to_numpy(zero_copy_only=False)
-        if numbers.fill is not None and rows.dtype.kind == "f":
-            gaps |= np.isnan(rows)
-            rows = np.where(gaps, 0, rows)
-        values = as_dtype(rows, numbers.dtype) if numbers.rounds else _exact(rows, numbers.dtype)
-    except RowError as error:
-        raise GraphDataError(f"{place(error.row)}: {error}") from None
-    except pyarrow.ArrowInvalid as error:
-        raise GraphDataError(f"{place(0)} or a later one: {error}") from None
+    if kind == "time":
+        column = _seconds(column)
+    elif kind in ("none", "bool") or pyarrow.types.is_decimal(column.type):
+        column = column.cast(pyarrow.uint8() if kind == "bool" else pyarrow.float64())
+    gaps = column.is_null().to_numpy(zero_copy_only=False).reshape(shape)
+    rows = column.fill_null(0).to_numpy(zero_copy_only=False).reshape(shape)
+    if numbers.fill is not None and rows.dtype.kind == "f":
+        gaps = gaps | np.isnan(rows)
+        rows = np.where(gaps, 0, rows)
+    values = as_dtype(rows, numbers.dtype) if numbers.rounds else _exact(rows, numbers.dtype)
     if not gaps.any():
         return values
     if numbers.fill is None and values.dtype.kind != "f":
-        raise GraphDataError(f"{place(int(gaps.argmax()))}: a value is missing")
+        _check_there(gaps)
     return np.where(gaps, values.dtype.type(np.nan if numbers.fill is None else numbers.fill), values)
+
+
+def check_lengths(lengths: Array, width: int) -> int:
+    """Return the number of values in all lists of a column. Raises RowError: a list has another one."""
+    if (lengths != width).any():
+        row = int((lengths != width).argmax())
+        raise RowError(row, f"a list has {lengths[row]} numbers, {width} before")
+    return width
+
+
+def _check_there(gaps: Array) -> None:
+    if gaps.any():
+        raise RowError(int(np.argwhere(gaps)[0][0]), "a value is missing")
 
 
 def _exact(rows: Array, dtype: np.dtype[Any]) -> Array:
@@ -110,53 +128,41 @@ def _exact(rows: Array, dtype: np.dtype[Any]) -> Array:
         return rows
     values = as_dtype(rows, dtype)
     with np.errstate(invalid="ignore"):
-        lost = (values.astype(rows.dtype) != rows) & (np.abs(rows) > 2**24)
-    if lost.any():
-        row = int(lost.argmax())
-        raise RowError(row, f"{rows[row]} does not fit {dtype.name}; --types COLUMN=float64 takes the nearest")
+        lost = np.argwhere((values.astype(rows.dtype) != rows) & (np.abs(rows) > 2**24))
+    if len(lost):
+        what = f"{rows[tuple(lost[0])]} does not fit {dtype.name}; --types COLUMN=float64 takes the nearest"
+        raise RowError(int(lost[0][0]), what)
     return values
 
 
 def _seconds(times: Any) -> Any:
     """Return times as seconds, integers or, if one has a fraction, floats."""
     pyarrow = arrow()
-    compute = pyarrow.compute
-    zone = times.type.tz if pyarrow.types.is_timestamp(times.type) else None
-    micros = times.cast(pyarrow.timestamp("us", zone)).cast(pyarrow.int64())
-    seconds = compute.divide(micros, _MICROS)
-    are_whole = compute.all(compute.equal(compute.multiply(seconds, _MICROS), micros)).as_py()
-    return seconds if are_whole is not False else compute.divide(micros.cast(pyarrow.float64()), float(_MICROS))
+    zone = getattr(times.type, "tz", None)
+    try:
+        return times.cast(pyarrow.timestamp("s", zone)).cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:  # there are fractions
+        micros = times.cast(pyarrow.timestamp("us", zone)).cast(pyarrow.int64())
+        return pyarrow.compute.divide(micros.cast(pyarrow.float64()), 1e6)
 
 
-def _common_length(lists: Any, place: Place) -> int:
-    if lists.null_count:
-        raise GraphDataError(f"{place(arrow().compute.index(lists.is_null(), True).as_py())}: a value is missing")
-    lengths = arrow().compute.list_value_length(lists).to_numpy(zero_copy_only=False)
-    width = int(lengths[0]) if len(lengths) else 0
-    if (lengths != width).any():
-        row = int((lengths != width).argmax())
-        raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
-    return width
-
-
-def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array, I64]:
+def distinct_in(column: Any) -> tuple[Array, I64]:
     """Return the distinct strings of a column as dtype S, and for each row its position among them.
 
-    A string may be empty if ``blanks``. Raises GraphDataError, which names the row, if one is missing or too long.
+    Raises RowError: one is missing or too long.
     """
     compute = arrow().compute
     encoded = column.dictionary_encode()
     positions: I64 = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     words = encoded.dictionary
     lengths = compute.binary_length(words).to_numpy(zero_copy_only=False)
-    longest = _MAX_WORD_BYTES if blanks else _MAX_ID_BYTES
     bad = compute.match_substring(words, "\0").to_numpy(zero_copy_only=False)
-    bad |= (lengths > longest) | ((lengths == 0) & (not blanks))
+    bad |= (lengths > _MAX_ID_BYTES) | (lengths == 0)
     if bad.any():
         row = int(bad[positions].argmax())
         text = column[row].as_py().encode()
-        what = f"an id must have 1 to {longest} bytes, none zero (got {text!r:.80})" if text else "a value is missing"
-        raise GraphDataError(f"{place(row)}: {what}")
+        what = f"an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})"
+        raise RowError(row, what if text else "a value is missing")
     width = max(int(lengths.max(initial=1)), 1)
     padded = compute.ascii_rpad(words, width=width, padding="\0")
     return np.frombuffer(padded.buffers()[2] or b"", f"S{width}", len(words)), positions

@@ -18,26 +18,21 @@ Types and relations get ids in alphabetical order, as from the other readers. Da
 "label", which becomes int64 (NaN: -1).
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
 from mpigraph.collective import collective
-from mpigraph.errors import GraphDataError, check_text
-from mpigraph.formats.declared import Entry, ends_of, label_of, relation_of
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy
-from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, once, read_json, reading
+from mpigraph.formats.layout import Layout, ReadOptions, ends_of, label_of, relation_of
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import read_numbers
+from mpigraph.formats.table_files import read_numbers
 from mpigraph.formats.text_files import TextForm
-from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import RowArray, concatenated, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.files import read_text
 
 _METADATA = "metadata.json"
 
@@ -49,113 +44,78 @@ _SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     file = files.read(path / _METADATA)
-    try:
-        metadata = Entry.of(file, json.loads(read_text(file)))
-    except ValueError as error:
-        raise GraphDataError(f"{file}: not JSON: {error}") from error
+    metadata = read_json(file)
+    with reading(file, path):
+        return _graph(path, metadata, files, options.ranks)
+
+
+@collective("ranks")
+def _graph(path: Path, metadata: Mapping[str, Any], files: FolderFiles, ranks: ReadingRanks) -> GraphSource:
     counts = _counts(metadata, "node")
     keys = _counts(metadata, "edge")
-    relations = {key: relation_of(key, ":", counts, file) for key in keys}
-    for section, known in (("node_data", counts), ("edge_data", keys)):
-        for name in metadata.mapping(section).values:
-            if name not in known:  # it would be left out
-                raise metadata.error(f"{section} of {name!r}, which is not one of the types {list(known)}")
-    left_out = [f"{_METADATA}: {name!r}" for name in metadata.values if name not in _SECTIONS]
+    relations = {key: relation_of(key, ":", counts, path / _METADATA) for key in keys}
+    left_out = [f"{_METADATA}: {name!r}" for name in metadata if name not in _SECTIONS]
 
-    def chunks_of(section: Entry, name: str) -> _Chunks:
-        return _Chunks.of(section.mapping(name), path, files, options.ranks)
+    def paths_of(entry: Any) -> list[Path]:
+        return [files.read(path / name) for name in entry["data"]]
 
-    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
+    edges = {}
     for key, count in keys.items():
-        chunks = chunks_of(metadata.mapping("edges"), key)
-        edges[relations[key]] = src, _ = chunks.ends(count, left_out)
+        entry = metadata["edges"][key]
+        edges[relations[key]] = src, _, *more = _ends(entry["format"], paths_of(entry), ranks)
         if len(src) != count:
-            raise GraphDataError(f"{chunks.place} must have {count} rows (got {len(src)} in its files)")
-
-    def features(section: str, owner: str) -> dict[str, Feature]:
-        entries = metadata.mapping(section).mapping(owner)
-        return {name: chunks_of(entries, name).feature(name) for name in entries.values}
-
-    node_feats = {ntype: features("node_data", ntype) for ntype in counts}
-    edge_feats = {relation: features("edge_data", key) for key, relation in relations.items()}
-    return graph_of(counts, edges, node_feats, edge_feats, left_out=(*left_out, *files.left_out()))
-
-
-def _counts(metadata: Entry, kind: str) -> dict[str, int]:
-    """Return the number of nodes or edges of each type."""
-    names = metadata.values.get(f"{kind}_type")
-    chunks = metadata.values.get(f"num_{kind}s_per_chunk") or metadata.values.get(f"num_{kind}s_per_type")
-    try:
-        sizes = [int(np.sum(of_type, dtype=np.int64)) for of_type in chunks or ()]
-        return dict(zip(names or (), sizes, strict=True))
-    except (TypeError, ValueError, OverflowError) as error:
-        text = f"num_{kind}s_per_chunk must have counts for each {kind}_type: {error}"
-        raise metadata.error(text) from error
-
-
-class _Chunks(NamedTuple):
-    """The files of one array: edges of a relation, or data.
-
-    Attributes:
-        place: the entry of the metadata.
-        format: "numpy", "parquet" or "csv".
-        paths: of the files.
-        delimiter: between the columns of csv.
-        ranks: that read it.
-    """
-
-    place: str
-    format: str
-    paths: list[Path]
-    delimiter: str
-    ranks: ReadingRanks
-
-    @classmethod
-    def of(cls, entry: Entry, folder: Path, files: FolderFiles, ranks: ReadingRanks) -> "_Chunks":
-        form, names = entry.mapping("format"), entry.values.get("data")
-        name = form.text("name")
-        if name not in ("numpy", "parquet", "csv"):
-            raise form.error(f"{name!r} is not known (known: numpy, parquet, csv)")
-        if not isinstance(names, list) or not names:
-            raise entry.error("data must be a list of files")
-        paths = [files.read(folder / check_text("name of a file", name)) for name in names]
-        return cls(entry.place, name, paths, form.text("delimiter", " "), ranks)
-
-    def columns(self) -> list[RowArray]:
-        """Return the columns of ``csv`` or ``parquet``."""
-        paths = self.paths
-        if self.format == "csv":  # a file without rows tells no columns
-            paths = [path for path in paths if not path.exists() or path.stat().st_size] or paths[:1]
-        return read_numbers(paths, self.ranks, TextForm(self.delimiter, headless=True), self.format)[0]
-
-    def feature(self, name: str) -> Feature:
-        """Return data as a feature."""
-        numpy = self.format == "numpy"
-        values = concatenated([*map(mapped_npy, self.paths)]) if numpy else side_by_side(self.columns())
-        return label_of(values) if name == "label" else Feature.of(values)
-
-    def ends(self, count: int, left_out: list[str]) -> tuple[RowArray, RowArray]:
-        """Return the ends of ``count`` edges."""
-        if self.format == "numpy":
-            arrays = [*map(mapped_npy, self.paths)]
-            in_columns = _stand_in_columns(self.paths[0], arrays)
-            pairs = [ends_of(path, array, in_columns) for path, array in zip(self.paths, arrays, strict=True)]
-            return concatenated([src for src, _ in pairs]), concatenated([dst for _, dst in pairs])
-        if self.format == "csv" and not count:  # whose empty files tell no columns
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        src, dst, *more = self.columns()
+            raise GraphDataError(f"edges of {key} must have {count} rows (got {len(src)} in its files)")
         if more:
-            left_out.append(f"{self.place}: columns after the second of {self.paths[0].name}")
-        return src, dst
+            left_out.append(f"edges of {key}: columns after the second")
+
+    def features(section: str) -> dict[str, dict[str, Feature]]:
+        tables = (metadata.get(section) or {}).items()
+        return {
+            owner: {name: _feature(name, entry["format"], paths_of(entry), ranks) for name, entry in table.items()}
+            for owner, table in tables
+        }
+
+    ends = {relation: (src, dst) for relation, (src, dst, *_) in edges.items()}
+    node_feats, edge_feats = features("node_data"), features("edge_data")
+    of_relations = {relations[key]: table for key, table in edge_feats.items()}
+    return graph_of(counts, ends, node_feats, of_relations, left_out=(*left_out, *files.left_out()))
 
 
-def _stand_in_columns(path: Path, arrays: Sequence[Array]) -> bool:
-    """Return whether the edges of a relation stand in two columns, not in two rows."""
+def _counts(metadata: Mapping[str, Any], kind: str) -> dict[str, int]:
+    """Return the number of nodes or edges of each type."""
+    chunks = metadata.get(f"num_{kind}s_per_chunk") or metadata.get(f"num_{kind}s_per_type") or ()
+    with reading(f"{kind}_type and num_{kind}s_per_chunk"):
+        sizes = [int(np.sum(of_type, dtype=np.int64)) for of_type in chunks]
+        return once(zip(metadata[f"{kind}_type"], sizes, strict=True))
+
+
+def _feature(name: str, form: Any, paths: Sequence[Path], ranks: ReadingRanks) -> Feature:
+    if form["name"] == "numpy":
+        values = concatenated([*map(mapped_npy, paths)])
+    else:
+        values = side_by_side(_columns(form, paths, ranks))
+    return label_of(values) if name == "label" else Feature.of(values)
+
+
+def _ends(form: Any, paths: Sequence[Path], ranks: ReadingRanks) -> list[RowArray]:
+    """Return sources and destinations, and further columns."""
+    if form["name"] != "numpy":
+        return _columns(form, paths, ranks, ("src", "dst"))
+    arrays = [*map(mapped_npy, paths)]
     told = {array.shape[1:] == (2,) for array in arrays if array.shape != (2, 2)}
     if not told:
         which = "in rows or in columns, which no other chunk tells"
-        raise GraphDataError(f"{path} has two edges, {which}: put them into a chunk with others, or into csv")
-    return True in told
+        raise GraphDataError(f"{paths[0]} has two edges, {which}: put them into a chunk with others, or into csv")
+    pairs = [ends_of(path, array, True in told) for path, array in zip(paths, arrays, strict=True)]
+    return [concatenated(ends) for ends in zip(*pairs, strict=True)]
+
+
+def _columns(form: Any, paths: Sequence[Path], ranks: ReadingRanks, first: tuple[str, ...] = ()) -> list[RowArray]:
+    if form["name"] == "csv":  # a file without rows tells no columns
+        paths = [path for path in paths if path.stat().st_size] or paths[:1]
+    elif form["name"] != "parquet":
+        raise GraphDataError(f"format {form['name']!r} is not known (known: numpy, parquet, csv)")
+    return read_numbers(paths, ranks, TextForm(form.get("delimiter", " "), headless=True, first=first))
 
 
 CHUNKED = Layout("DGL's chunked graph", _METADATA, lambda path: (path / _METADATA).is_file(), _read)

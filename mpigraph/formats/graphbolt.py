@@ -13,153 +13,138 @@
 Arrays of ``.npy`` are mapped. Those of torch (``format: torch``) are an error that says how to convert them.
 """
 
+from collections.abc import Iterator
+from itertools import chain
+from operator import index
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.declared import Entry, ends_of, mask_name, relation_of
-from mpigraph.formats.input_files import FolderFiles, Once, graph_of, mapped_npy, reading
-from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import read_numbers
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, once, reading
+from mpigraph.formats.layout import Layout, ReadOptions, ends_of, mask_name, relation_of
+from mpigraph.formats.table_files import read_numbers
 from mpigraph.formats.text_files import TextForm
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.partition.row_arrays import RowArray
-from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import read_text
 
 _METADATA = "metadata.yaml"
-_ENDS = ("source", "destination")
 _SETS = ("train_set", "validation_set", "test_set")
 _SEEDS = ("seeds", "seed_nodes")
 _TO_NPY = "np.save('x.npy', torch.load('x.pt', weights_only=True).numpy())"
 
+Named = Iterator[tuple[tuple[str, str, str], Feature]]
+"""Features by "node" or "edge", type, and name."""
+
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
-    files = FolderFiles(path)
-    content = _read_yaml(files.read(path / _METADATA))
-    if "graph_topology" in content.values:
-        raise content.error("a dataset that GraphBolt has preprocessed: give the directory of the data it was made of")
-    data = _Dataset(path, files, options.ranks)
-    data.add_types(content.mapping("graph"))
-    for entry in (*content.mappings("feature_data"), *content.mapping("graph").mappings("feature_data")):
-        data.add_feature(entry)
-    for number, task in enumerate(content.mappings("tasks")):
-        if number:
-            data.left_out.append(f"task {number + 1}, {task.values.get('name')}: only the first one is read")
-        else:
-            data.add_task(task)
-    node_feats = {ntype: data.feats["node"][ntype] for ntype in data.counts}
-    edge_feats = {relation: data.feats["edge"][relation_key(relation)] for relation in data.edges}
-    return graph_of(data.counts, data.edges, node_feats, edge_feats, left_out=(*data.left_out, *files.left_out()))
+    file = path / _METADATA
+    content = _read_yaml(file)
+    with reading(file, path):
+        return _Dataset(path, content, options).source()
 
 
-def _read_yaml(path: Path) -> Entry:
-    """Return the mapping that a YAML file holds: plain values, lists and mappings, no objects.
+def _read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds: plain values, lists and mappings, no objects.
 
     Raises:
         GraphDataError: it is missing or no such file (names it, and the line if there is one), or there is no PyYAML.
     """
-    try:
-        import yaml
-    except ImportError:
-        raise GraphDataError(f"{path}: YAML files need PyYAML: pip install PyYAML") from None
     with reading(path):
         try:
-            return Entry.of(path, yaml.safe_load(read_text(path)))
-        except yaml.YAMLError as error:
-            raise GraphDataError(" ".join(str(error).split())) from error
+            import yaml
+        except ImportError:
+            raise GraphDataError("YAML files need PyYAML: pip install PyYAML") from None
+        return yaml.safe_load(read_text(path))
 
 
 class _Dataset:
-    """The graph, while it is read; features by "node" and "edge", and by type."""
+    """The graph, while it is read."""
 
-    def __init__(self, folder: Path, files: FolderFiles, ranks: ReadingRanks) -> None:
+    def __init__(self, folder: Path, content: Any, options: ReadOptions) -> None:
         self._folder = folder
-        self._files = files
-        self._ranks = ranks
-        self.counts = Once[str, int]()
-        self.edges = Once[Relation, tuple[RowArray, RowArray]]()
-        self.feats: dict[str, dict[str, dict[str, Feature]]] = {"node": {}, "edge": {}}
-        self.left_out: list[str] = []
+        self._content = content
+        self._ranks = options.ranks
+        self._files = FolderFiles(folder)
+        self._left_out: list[str] = []
 
-    def add_types(self, graph: Entry) -> None:
-        nodes = graph.mappings("nodes")
-        for entry in nodes:
-            ntype = entry.text("type", DEFAULT_NTYPE if len(nodes) == 1 else None)
-            count = entry.values.get("num")
-            if type(count) is not int:
-                raise entry.error(f"num must be the number of {ntype!r} nodes (got {count!r})")
-            self.counts[ntype] = count
-            self.feats["node"][ntype] = Once[str, Feature]()
-        for entry in graph.mappings("edges"):
-            relation = relation_of(entry.text("type", ":".join(DEFAULT_ETYPE)), ":", self.counts, entry.place)
-            if entry.values.get("format") == "csv":
-                form = TextForm(",", _ENDS, headless=True)
-                (src, dst), _ = read_numbers([self._file(entry)], self._ranks, form, dtype="int64")
-                self.edges[relation] = src, dst
-            else:
-                path, array = self._array(entry)
-                self.edges[relation] = ends_of(path, array)
-            self.feats["edge"][relation_key(relation)] = Once[str, Feature]()
+    def source(self) -> GraphSource:
+        if "graph_topology" in self._content:
+            advice = "give the directory of the data it was made of"
+            raise GraphDataError(f"a dataset that GraphBolt has preprocessed: {advice}")
+        graph, place = self._content["graph"], self._files.read(self._folder / _METADATA)
+        self._counts = once((entry.get("type") or DEFAULT_NTYPE, index(entry["num"])) for entry in graph["nodes"])
+        keys = [entry.get("type") or ":".join(DEFAULT_ETYPE) for entry in graph["edges"]]
+        relations = [relation_of(key, ":", self._counts, place) for key in keys]
+        edges = once(zip(relations, map(self._ends, graph["edges"]), strict=True))
+        feats: dict[str, dict[str, dict[str, Feature]]] = {"node": {}, "edge": {}}
+        for (domain, owner, name), feature in once(chain(self._features(), self._masks_and_labels())).items():
+            feats[domain].setdefault(owner, {})[name] = feature
+        named = dict(zip(keys, relations, strict=True))
+        edge_feats = {named[key]: table for key, table in feats["edge"].items()}
+        left_out = (*self._left_out, *self._files.left_out())
+        return graph_of(self._counts, edges, feats["node"], edge_feats, left_out=left_out)
 
-    def add_feature(self, entry: Entry) -> None:
-        domain = entry.text("domain")
-        owner = entry.text("type", relation_key(DEFAULT_ETYPE) if domain == "edge" else DEFAULT_NTYPE)
-        if owner not in self.feats.get(domain, {}):
-            raise entry.error(f"there is no {domain} type {owner!r}")
-        path, array = self._array(entry)
-        with reading(path):
-            self.feats[domain][owner][entry.text("name")] = Feature.of(array)
+    def _ends(self, entry: Any) -> tuple[RowArray, RowArray]:
+        if entry["format"] != "csv":
+            return ends_of(*self._array(entry))
+        paths = [self._files.read(self._folder / entry["path"])]
+        src, dst = read_numbers(paths, self._ranks, TextForm(",", headless=True), "int64")
+        return src, dst
 
-    def add_task(self, task: Entry) -> None:
+    def _features(self) -> Named:
+        for entry in (*(self._content.get("feature_data") or ()), *(self._content["graph"].get("feature_data") or ())):
+            default = ":".join(DEFAULT_ETYPE) if entry["domain"] == "edge" else DEFAULT_NTYPE
+            path, array = self._array(entry)
+            with reading(path):
+                yield (entry["domain"], entry.get("type") or default, entry["name"]), Feature.of(array)
+
+    def _masks_and_labels(self) -> Named:
+        """Yield those of the first task; note what else there is."""
         labels: dict[str, list[tuple[Path, Array, Array]]] = {}
-        sets = [(mask_name(key.removesuffix("_set")), entry) for key in _SETS for entry in task.mappings(key)]
-        for mask, entry in sets:
-            ntype = entry.text("type", DEFAULT_NTYPE)
-            arrays = {array.text("name"): array for array in entry.mappings("data")}
+        tasks: Any = self._content.get("tasks") or [{}]
+        told = "task {}, {}: only the first one is read"
+        self._left_out += [told.format(number, task.get("name")) for number, task in enumerate(tasks[1:], 2)]
+        for mask, entry in (
+            (mask_name(key.removesuffix("_set")), it) for key in _SETS for it in tasks[0].get(key) or ()
+        ):
+            ntype = entry.get("type") or DEFAULT_NTYPE
+            arrays = once((array["name"], array) for array in entry["data"])
             seeds = next((arrays.pop(name) for name in _SEEDS if name in arrays), None)
             place, ids = (self._folder, np.zeros((0, 2))) if seeds is None else self._array(seeds)
-            if ntype not in self.counts or ids.ndim != 1:
-                self.left_out.append(f"{mask}: its seeds are no nodes of a type")
+            if ntype not in self._counts or ids.ndim != 1:
+                self._left_out.append(f"{mask}: its seeds are no nodes of a type")
                 continue
-            self.feats["node"][ntype][mask] = mask_of(str(place), ids, self.counts[ntype])
+            yield ("node", ntype, mask), mask_of(str(place), ids, self._counts[ntype])
             if "labels" in arrays:
                 path, values = self._array(arrays.pop("labels"))
                 labels.setdefault(ntype, []).append((path, ids, values))
-            self.left_out += [f"{mask}: {name} of the task" for name in arrays]
+            self._left_out += [f"{mask}: {name} of the task" for name in arrays]
         for ntype, pieces in labels.items():
-            self.feats["node"][ntype]["label"] = _label(pieces, self.counts[ntype], self._ranks.parent)
+            yield ("node", ntype, "label"), _label(pieces, self._counts[ntype])
 
-    def _file(self, entry: Entry) -> Path:
-        return self._files.read(self._folder / entry.text("path"))
-
-    def _array(self, entry: Entry) -> tuple[Path, Array]:
-        path, kind = self._file(entry), entry.values.get("format")
+    def _array(self, entry: Any) -> tuple[Path, Array]:
+        path, kind = self._files.read(self._folder / entry["path"]), entry["format"]
         if kind != "numpy":
             advice = f"a tensor of torch: write it by {_TO_NPY}, and set format: numpy"
-            raise entry.error(f"{path}: {advice if kind == 'torch' else f'format must be numpy (got {kind!r})'}")
+            raise GraphDataError(f"{path}: {advice if kind == 'torch' else f'format must be numpy (got {kind!r})'}")
         return path, mapped_npy(path)
 
 
-def _label(pieces: list[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:
+def _label(pieces: list[tuple[Path, Array, Array]], count: int) -> Feature:
     """Return a row for each node, those of nodes without a label -1 or NaN."""
-    shape = pieces[0][2].shape[1:]
     is_float = any(values.dtype.kind == "f" for _, _, values in pieces)
-    size = count * int(np.prod(shape))
-    label = Scratch(scratch, mapping=True).empty(size, np.dtype(np.float32 if is_float else np.int64))
-    label = label.reshape(count, *shape)
-    label[:] = np.nan if is_float else -1
+    shape = count, *pieces[0][2].shape[1:]
+    label = np.full(shape, np.nan, np.float32) if is_float else np.full(shape, -1, np.int64)
     for path, ids, values in pieces:
-        if values.shape != (len(ids), *shape):
-            expected = [len(ids), *shape]
-            raise GraphDataError(f"{path} must be labels of {expected}, as its seeds are (got {list(values.shape)})")
-        for first in range(0, len(ids), EDGES_PER_CHUNK):
-            chunk = slice(first, first + EDGES_PER_CHUNK)
-            label[ids[chunk]] = values[chunk]
+        if len(values) != len(ids):
+            raise GraphDataError(f"{path} must have a label for each of {len(ids)} seeds (got {len(values)})")
+        with reading(path):
+            label[ids] = values
     return Feature.of(label)
 
 

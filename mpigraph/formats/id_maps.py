@@ -1,5 +1,6 @@
 """Number the nodes of a type by the ids that tables have for them.
 
+A column of ids is int64 where every id is a plain integer, else text.
 Where a table has a row for each node, the row is the number. Else the ids of the edges are numbered in their order:
 integers by value and strings by their UTF-8 bytes. Ids that are 0, 1, ..., n - 1 already are their own numbers.
 
@@ -8,6 +9,8 @@ them. All map the file in which they put what they have merged.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,53 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
+from mpigraph.formats.arrow_values import Numbers, arrow, distinct_in, to_numpy
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import IdColumn
+from mpigraph.formats.table_files import Tables
 from mpigraph.partition.exchange import Route, even_bounds
 from mpigraph.partition.row_arrays import RowArray
 
+_CHUNK = 1 << 20  # rows
+_INT64 = Numbers(np.dtype(np.int64))
 _SAMPLES = 16  # of a rank for each range of ids
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """Ids of a table, which are integers or text."""
+
+    tables: Tables
+    name: str
+
+    @property
+    def is_text(self) -> bool:
+        """True if an id is not an integer."""
+        return self.tables.kinds[self.name] == "string"
+
+    def chunks(self, as_text: bool) -> Iterator[tuple[int, Array, Any]]:
+        """Yield this rank's share of the ids, a chunk at a time.
+
+        Yields:
+            The first row of the chunk; ids, as text the distinct ones (dtype S), else int64; and for each row the
+            position among them.
+
+        Raises:
+            GraphDataError: an id is missing or too long; names file and row.
+        """
+        for group in self.tables.ranks.share_of(self.tables.groups):
+            column = self.tables.columns(group, [self.name])[0]
+            for begin in range(0, group.length, _CHUNK):
+                chunk = column.slice(begin, _CHUNK)
+                with self.tables.errors(group, self.name, begin):
+                    if as_text:
+                        found: tuple[Array, Any] = distinct_in(chunk.cast(arrow().large_string()).fill_null(""))
+                    else:
+                        found = to_numpy(chunk, _INT64), slice(None)
+                yield group.begin + begin, *found
+
+    def place(self, row: int) -> str:
+        """File, row and column."""
+        return self.tables.place(self.name, row)
 
 
 class NodeIds:
@@ -44,34 +88,27 @@ class NodeIds:
 
     @collective("ranks")
     def __init__(
-        self,
-        what: str,
-        table_ids: IdColumn | None,
-        ends: Sequence[IdColumn],
-        ranks: ReadingRanks,
-        count: int | None = None,
+        self, what: str, table_ids: IdColumn | None, ends: Sequence[IdColumn], ranks: ReadingRanks, count: int | None
     ) -> None:
         self._what = what
         self._ranks = ranks
         self._doing = f"numbering {what}"
-        self.is_text = any(column.is_text for column in (*ends, *([] if table_ids is None else [table_ids])))
+        self.is_text = any(column.is_text for column in (*ends, *filter(None, [table_ids])))
         self.original: Array | None = None
         self._keys: Array | None = None
         self._order: I64 | None = None
-        if count is not None:
-            self.count = count
-            if self.is_text:
-                place = next(column for column in ends if column.is_text).place(0)
-                raise GraphDataError(f"{place}: ids of {what} are text, so nodes cannot be known by their number")
-        elif table_ids is not None:
-            self.count = len(table_ids)
+        if count is not None and self.is_text:
+            place = next(column for column in ends if column.is_text).place(0)
+            raise GraphDataError(f"{place}: ids of {what} are text, so nodes cannot be known by their number")
+        if table_ids is not None:
+            count = len(table_ids.tables)
             self._take(table_ids)
-        else:
-            count = None if self.is_text else _dense_count(ranks, self._doing, ends)
-            if count is None:
-                self._keys = self.original = distinct_ids(ranks, self._doing, ends, self.is_text)
-                count = len(self._keys)
-            self.count = count
+        elif count is None and not self.is_text:
+            count = self._dense_count(ends)
+        if count is None:
+            self._keys = self.original = self._distinct(ends)
+            count = len(self._keys)
+        self.count = count
 
     @collective("ranks")
     def numbers(self, ids: IdColumn) -> RowArray:
@@ -81,32 +118,31 @@ class NodeIds:
         """
         keys = self._keys
         if keys is None:
-            return ids.numbers
+            return ids.tables.rows({ids.name: partial(to_numpy, numbers=_INT64)})
 
         def own() -> Iterator[tuple[int, I64]]:
-            for first, values, positions, place in ids.chunks(self._ranks, self.is_text):
+            for first, values, positions in ids.chunks(self.is_text):
                 numbers = positions_in(keys, values)[positions]
                 if len(numbers) and numbers.min() < 0:
                     row = int(numbers.argmin())
                     text = values[positions][row]
                     name = text.decode() if self.is_text else text
                     what = f"an edge has the id {name!s:.80}, which no row of the table of {self._what} has"
-                    raise GraphDataError(f"{place(row)}: {what}")
+                    raise GraphDataError(f"{ids.place(first + row)}: {what}")
                 yield first, numbers if self._order is None else self._order[numbers]
 
-        return self._ranks.rows(self._doing, len(ids), np.int64, own)
+        return self._ranks.rows(self._doing, len(ids.tables), np.int64, own)
 
     def _take(self, table_ids: IdColumn) -> None:
         """Number the rows of a table."""
         ranks = self._ranks
         with ranks.exchange.together(self._doing):
-            chunks = [values[positions] for _, values, positions, _ in table_ids.chunks(ranks, self.is_text)]
+            chunks = [values[positions] for _, values, positions in table_ids.chunks(self.is_text)]
             ids = np.concatenate([np.zeros(0, "S1" if self.is_text else np.int64), *chunks])
         counts = ranks.exchange.gather(np.array([[len(ids)]], np.int64))
         rows = counts[: ranks.exchange.rank].sum() + np.arange(len(ids))
         if not self.is_text and ranks.exchange.sum_of(int(not np.array_equal(ids, rows))) == 0:
             return
-        ids = _of_one_dtype(ranks, ids)
         keys, order = _sorted_together(ranks, ids, rows)
         with ranks.exchange.together(self._doing):
             twice = np.flatnonzero(keys[1:] == keys[:-1])
@@ -115,6 +151,34 @@ class NodeIds:
                 name = keys[twice[0]].decode() if self.is_text else keys[twice[0]]
                 raise GraphDataError(f"{second}: the id {name!s:.80} is there already: {first}")
         self.original, self._keys, self._order = (ranks.joined(self._doing, own) for own in (ids, keys, order))
+
+    def _distinct(self, columns: Sequence[IdColumn]) -> Array:
+        """Return the distinct ids of columns, ascending, int64 or of dtype S; in a mapped file."""
+        with self._ranks.exchange.together(self._doing):
+            chunks = (values for column in columns for _, values, _ in column.chunks(self.is_text))
+            own = merged(chunks, np.dtype("S1" if self.is_text else np.int64))
+        keys, _ = _sorted_together(self._ranks, own, np.zeros(len(own), np.int64))
+        return self._ranks.joined(self._doing, _distinct(keys))
+
+    def _dense_count(self, columns: Sequence[IdColumn]) -> int | None:
+        """Return how many distinct integers there are if they are 0, 1, ..., n - 1; else None."""
+        exchange = self._ranks.exchange
+        count, has_gaps = 0, False
+        with exchange.together(self._doing):
+            is_there = np.zeros(sum(len(column.tables) for column in columns), bool)  # unused pages are no memory
+            for ids in (ids for column in columns for _, ids, _ in column.chunks(as_text=False)):
+                has_gaps = bool(ids.min() < 0 or ids.max() >= len(is_there))
+                if has_gaps:
+                    break
+                is_there[ids] = True
+                count = max(count, int(ids.max()) + 1)
+        every = exchange.gather_json([count, has_gaps])
+        if any(gaps for _, gaps in every):
+            return None
+        count = max(number for number, _ in every)
+        came, _ = exchange.all_to_all(is_there[:count, None], np.diff(even_bounds(count, exchange.size)))
+        own = came.reshape(exchange.size, -1).any(axis=0)
+        return count if exchange.sum_of(int(own.sum())) == count else None
 
 
 def positions_in(keys: Array, values: Array) -> I64:
@@ -125,29 +189,14 @@ def positions_in(keys: Array, values: Array) -> I64:
     return np.where(keys[places] == values, places, -1)
 
 
-@collective("ranks")
-def distinct_ids(
-    ranks: ReadingRanks, doing: str, columns: Sequence[IdColumn], as_text: bool, blanks: bool = False
-) -> Array:
-    """Return the distinct ids of columns, ascending, int64 or of dtype S; in a mapped file."""
-    with ranks.exchange.together(doing):
-        chunks = (values for column in columns for _, values, _, _ in column.chunks(ranks, as_text, blanks))
-        own = merged(chunks, np.dtype("S1" if as_text else np.int64))
-    own = _of_one_dtype(ranks, own)
-    keys, _ = _sorted_together(ranks, own, np.zeros(len(own), np.int64))
-    return ranks.joined(doing, _distinct(keys))
-
-
 def merged(chunks: Iterable[Array], dtype: np.dtype[Any]) -> Array:
     """Return the distinct values of chunks, ascending; takes about 3 times their memory."""
-    known = np.zeros(0, dtype)
-    waiting: list[Array] = []
+    known: list[Array] = [np.zeros(0, dtype)]
     for chunk in chunks:
-        waiting.append(_distinct(chunk))
-        if sum(map(len, waiting)) > len(known):
-            known = _distinct(known, *waiting)
-            waiting = []
-    return _distinct(known, *waiting)
+        known.append(_distinct(chunk))
+        if sum(map(len, known[1:])) > len(known[0]):
+            known = [_distinct(*known)]
+    return _distinct(*known)
 
 
 def _distinct(*arrays: Array) -> Array:
@@ -159,18 +208,10 @@ def _distinct(*arrays: Array) -> Array:
 
 
 @collective("ranks")
-def _of_one_dtype(ranks: ReadingRanks, ids: Array) -> Array:
-    """Return ids in the dtype that holds those of all ranks: int64, or strings as long as the longest."""
-    if ids.dtype.kind != "S":
-        return ids
-    widest = int(ranks.exchange.gather(np.array([[ids.dtype.itemsize]], np.int64)).max())
-    return ids.astype(f"S{widest}", copy=False)
-
-
-@collective("ranks")
 def _sorted_together(ranks: ReadingRanks, ids: Array, rows: I64) -> tuple[Array, I64]:
-    """Sort the ids of all ranks, of one dtype, and their rows along, which ascend; return this rank's range of them."""
+    """Sort the ids of all ranks, and their rows along, which ascend; return this rank's range of them."""
     exchange = ranks.exchange
+    ids = ranks.of_one_width(ids)
     sample = ids[np.linspace(0, len(ids) - 1, min(len(ids), _SAMPLES * exchange.size), dtype=np.int64)]
     known = np.sort(_values_of(exchange.gather(_bytes_of(sample)), ids.dtype))
     bounds = known[even_bounds(len(known), exchange.size)[1:-1]] if len(known) else known
@@ -187,28 +228,6 @@ def _bytes_of(values: Array) -> Array:
 
 def _values_of(rows: Array, dtype: np.dtype[Any]) -> Array:
     return np.ascontiguousarray(rows).reshape(-1).view(dtype)
-
-
-@collective("ranks")
-def _dense_count(ranks: ReadingRanks, doing: str, columns: Sequence[IdColumn]) -> int | None:
-    """Return how many distinct integers there are if they are 0, 1, ..., n - 1; else None."""
-    count, has_gaps = 0, False
-    with ranks.exchange.together(doing):
-        is_there = np.zeros(sum(map(len, columns)), bool)  # pages that no id needs are no memory
-        for column in columns:
-            for _, ids, _, _ in () if has_gaps else column.chunks(ranks, as_text=False):
-                has_gaps = has_gaps or bool(ids.min() < 0 or ids.max() >= len(is_there))
-                if not has_gaps:
-                    is_there[ids] = True
-                    count = max(count, int(ids.max()) + 1)
-    every = ranks.exchange.gather_json([count, has_gaps])
-    count = max(its[0] for its in every)
-    if any(its[1] for its in every):
-        return None
-    bounds = even_bounds(count, ranks.exchange.size)
-    came, _ = ranks.exchange.all_to_all(is_there[:count, None], np.diff(bounds))
-    own = came.reshape(ranks.exchange.size, -1).any(axis=0)
-    return count if ranks.exchange.sum_of(int(own.sum())) == count else None
 
 
 def typewise(ids: Sequence[I64], counts: Sequence[int]) -> list[I64] | None:

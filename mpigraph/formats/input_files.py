@@ -5,14 +5,11 @@ Arrays of ``.npy`` and ``.npz`` are mapped into memory.
 
 import bz2
 import gzip
-import lzma
-import math
+import json
 import os
 import re
-import struct
-import tokenize
 import zipfile
-import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,20 +22,15 @@ from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.files import open_regular
+from mpigraph.storage.files import open_regular, read_text
 
 K = TypeVar("K")
 V = TypeVar("V")
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}
+_NPY = b"\x93NUMPY"
 _NUMBER = re.compile(r"([0-9]+)")
-
-UNREADABLE = (
-    OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError, MemoryError,
-    SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
-)  # fmt: skip
-"""Exceptions that Python and numpy raise for damaged files of their formats."""
 
 
 class FolderFiles:
@@ -56,26 +48,23 @@ class FolderFiles:
     def left_out(self) -> tuple[str, ...]:
         """Name the files that were not read. A folder with no read file is one name; hidden files are not named."""
         with_read_files = {folder for path in self._read for folder in path.parents}
-        unread = []
-        for name, folders, files in os.walk(self._folder):
-            here = Path(name)
-            for folder in sorted(folders):
-                path = here / folder
-                if path.resolve() in with_read_files:
-                    continue
-                count = sum(len(names) for _, _, names in os.walk(path))
-                if count and not _is_hidden(path):
-                    unread.append(f"{path.relative_to(self._folder)}/ ({count} file{'s' if count > 1 else ''})")
-            folders[:] = sorted(folder for folder in folders if here / folder in with_read_files)
-            for path in (here / file for file in sorted(files)):
-                if path.resolve() not in self._read and not _is_hidden(path):
-                    why = " (a pickle, which can run code)" if path.suffix in _PICKLES else ""
-                    unread.append(f"{path.relative_to(self._folder)}{why}")
-        return tuple(unread)
+        unread = Counter[str]()
+        for path in sorted(self._folder.rglob("*")):
+            names = path.relative_to(self._folder).parts
+            if path.is_dir() or path.resolve() in self._read or any(map(_is_hidden, names)):
+                continue
+            folders = (Path(*names[:depth]) for depth in range(1, len(names)))
+            folder = next((folder for folder in folders if self._folder / folder not in with_read_files), None)
+            why = " (a pickle, which can run code)" if path.suffix in _PICKLES else ""
+            unread[f"{folder}/" if folder else f"{Path(*names)}{why}"] += 1
+        return tuple(
+            f"{name} ({count} file{'s' if count > 1 else ''})" if name.endswith("/") else name
+            for name, count in unread.items()
+        )
 
 
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith(".") or path.name in _MARKERS
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name in _MARKERS
 
 
 def in_natural_order(paths: Iterable[Path]) -> list[Path]:
@@ -89,11 +78,6 @@ def in_natural_order(paths: Iterable[Path]) -> list[Path]:
     return sorted(paths, key=key)
 
 
-def is_packed(path: Path) -> bool:
-    """Return whether a file is unpacked when it is read, by its name."""
-    return path.suffix.lower() in _PACKED
-
-
 def opened(path: Path) -> IO[bytes]:
     """Open a file for reading; ``.gz`` and ``.bz2`` are unpacked on the way.
 
@@ -104,67 +88,59 @@ def opened(path: Path) -> IO[bytes]:
         return cast(IO[bytes], _PACKED.get(path.suffix.lower(), open)(path, "rb"))  # type: ignore[operator]
 
 
-def first_bytes(path: Path, count: int) -> bytes:
-    """Return the first bytes of a file, unpacked; fewer, or none, where it cannot be read."""
-    try:
-        with opened(path) as file:
-            return file.read(count)
-    except UNREADABLE:
-        return b""
-
-
-def failure(path: Path | str, error: Exception, within: Path | None = None) -> Exception:
-    """Return the error of this library, which names the file, for one of Python, pyarrow or the system.
+@contextmanager
+def reading(path: Path | str, within: Path | None = None) -> Iterator[None]:
+    """Make every error in a block a GraphDataError that names the file, except one of temporary files.
 
     ``path`` is the file, or a name that begins with it. An error that names a file in the folder ``within``, by default
     ``path`` itself, stays as it is.
     """
-    if isinstance(error, StorageError):
-        return error
-    if isinstance(error, GraphDataError):
-        return error if str(within or path) in str(error) else GraphDataError(f"{path}: {error}")
-    reason = repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
-    if isinstance(error, OSError) and str(error.filename or path) == str(path):
-        reason = error.strerror or reason
-    return GraphDataError(f"{path}: cannot be read: {reason}")
-
-
-@contextmanager
-def reading(path: Path | str, within: Path | None = None) -> Iterator[None]:
-    """Make every error in a block a GraphDataError that names the file, as by :func:`failure`."""
     try:
         yield
-    except UNREADABLE as error:
-        raise failure(path, error, within) from error
+    except StorageError:
+        raise
+    except Exception as error:  # readers of damaged files raise whatever they meet
+        if not isinstance(error, GraphDataError):
+            reason = repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
+            if isinstance(error, OSError) and str(error.filename or path) == str(path):
+                reason = error.strerror or reason
+            raise GraphDataError(f"{path}: cannot be read: {reason}") from error
+        if str(within or path) in str(error):
+            raise
+        raise GraphDataError(f"{path}: {error}") from error
 
 
-class Once(dict[K, V]):
-    """A dict in which nothing is replaced: what an input gives twice is an error."""
-
-    def __setitem__(self, name: K, value: V) -> None:
-        if name in self:
+def once(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """Return a dict of pairs. Raises GraphDataError: an input gives a name twice."""
+    result: dict[K, V] = {}
+    for name, value in pairs:
+        if name in result:
             raise GraphDataError(f"{name!r} is there twice")
-        super().__setitem__(name, value)
+        result[name] = value
+    return result
 
 
-class Errors:
-    """Errors of several columns or files, which are told together."""
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file. Raises GraphDataError: it is none, or has a name twice; names the file."""
+    with reading(path):
+        return json.loads(read_text(path), object_pairs_hook=once)
 
-    def __init__(self) -> None:
-        self._texts: list[str] = []
+
+class Errors(dict[str, str]):
+    """Errors of several columns, by name, which are told together."""
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
+    def of(self, name: str) -> Iterator[None]:
         """Keep the GraphDataError of a block."""
         try:
             yield
         except GraphDataError as error:
-            self._texts.append(str(error))
+            self[name] = str(error)
 
     def check(self) -> None:
         """Raise GraphDataError with all that were kept, if any."""
-        if self._texts:
-            raise GraphDataError(";\n".join(self._texts))
+        if self:
+            raise GraphDataError(";\n".join(self.values()))
 
 
 def graph_of(
@@ -179,14 +155,14 @@ def graph_of(
     Arguments are numbers of nodes and features by type, ends of edges and features by relation, and further fields of
     the graph. Raises GraphDataError if the arrays do not fit together.
     """
-    ntypes = tuple(sorted(counts))
-    relations = tuple(sorted(edges))
+    schema = Schema(tuple(sorted(counts)), tuple(sorted(edges)))
+    of_edges = {relation_key(relation): feats for relation, feats in (edge_feats or {}).items()}
     return GraphSource(
-        Schema(ntypes, relations),
-        tuple(counts[ntype] for ntype in ntypes),
-        tuple(edges[relation] for relation in relations),
-        node_feats or {},
-        {relation_key(relation): feats for relation, feats in (edge_feats or {}).items()},
+        schema,
+        tuple(counts[ntype] for ntype in schema.ntypes),
+        tuple(edges[relation] for relation in schema.relations),
+        {ntype: {} for ntype in schema.ntypes} | {**(node_feats or {})},
+        {key: {} for key in schema.relation_keys} | of_edges,
         **more,
     )
 
@@ -194,13 +170,21 @@ def graph_of(
 _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
 
 
+def is_npy(path: Path) -> bool:
+    """Return whether a file is one of ``.npy``, by its first bytes. Raises GraphDataError: it is no file."""
+    with opened(path) as file, reading(path):
+        return file.read(len(_NPY)) == _NPY
+
+
 def mapped_npy(path: Path) -> Array:
     """Map an ``.npy`` file.
 
     Raises GraphDataError: it is missing, damaged or too short, or holds Python objects; names it.
     """
-    with reading(path), open(open_regular(path), "rb") as file:
-        return _mapped(path, file)
+    with reading(path):
+        os.close(open_regular(path))
+        array: Array = np.lib.format.open_memmap(path, mode="r")
+        return array
 
 
 def mapped_npz(path: Path) -> dict[str, Array]:
@@ -220,22 +204,16 @@ def mapped_npz(path: Path) -> dict[str, Array]:
                 file.seek(info.header_offset + _LOCAL_HEADER - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
                 file.seek(int(lengths.sum()), os.SEEK_CUR)
-                arrays[name] = _mapped(path, file)
+                is_first = np.lib.format.read_magic(file) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+                shape, in_fortran_order, dtype = read(file)
+                if dtype.hasobject:
+                    raise GraphDataError("it holds Python objects, which are not read")
+                if 0 in shape:
+                    arrays[name] = np.zeros(shape, dtype)
+                else:
+                    arrays[name] = np.memmap(path, dtype, "r", file.tell(), shape, "F" if in_fortran_order else "C")
     return arrays
-
-
-def _mapped(path: Path, file: IO[bytes]) -> Array:
-    """Map the array whose ``.npy`` header begins at the file's position."""
-    version = np.lib.format.read_magic(file)
-    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, in_fortran_order, dtype = read_header(file)
-    if dtype.hasobject:
-        raise GraphDataError("it holds Python objects, which are not read")
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    if file.tell() + math.prod(shape) * dtype.itemsize > os.fstat(file.fileno()).st_size:
-        raise GraphDataError(f"too short, or not written to the end: it should have the shape {shape}")
-    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if in_fortran_order else "C")
 
 
 def checked_parts(path: Path, parts: RowArray, count: int, num_parts: int | None) -> I32:

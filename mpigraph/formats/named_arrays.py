@@ -22,7 +22,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,9 @@ import h5py
 import numpy as np
 
 from mpigraph.arrays import Array
-from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.declared import MASKS, feature_of, relation_in
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz, reading
-from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
+from mpigraph.errors import GraphDataError
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz, once, reading
+from mpigraph.formats.layout import MASKS, Layout, ReadOptions, add_reverse_edges, feature_of, relation_in
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, unescape
 from mpigraph.partition.row_arrays import FileRows, NamedRows, RowArray, even_blocks, largest
 from mpigraph.partition.source import Feature, GraphSource
@@ -49,20 +48,16 @@ _META = "meta"  # an attribute of HDF5
 _BLOCK_BYTES = 1 << 20  # of HDF5, read at once for rows that are no neighbours
 
 Arrays = dict[str, RowArray]
-Ends = tuple[RowArray, RowArray]
 Owner = str | Relation
 """A node type or a relation."""
-Owners = Callable[[str], tuple[list[Owner], str]]
-"""Return the types and relations that an array can be of by its name, and the name of a feature of one."""
 
 
 def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
-    meta = path / "meta.json"
+    meta = files.read(path / "meta.json")
     files.read(path / "README")  # of an export
-    text = read_text(files.read(meta)) if os.path.lexists(meta) else "{}"
-    return _source(arrays, text, files.left_out())
+    return _source(path, arrays, read_text(meta) if os.path.lexists(meta) else "{}", files.left_out())
 
 
 def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
@@ -71,7 +66,7 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
     arrays = mapped_npz(path)
     meta = str(arrays.pop("meta", "{}"))
     named = {name: NamedRows(array, f"{path}: {name}") for name, array in arrays.items() if array.ndim}
-    return _source({**arrays, **named}, meta)
+    return _source(path, {**arrays, **named}, meta)
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
@@ -91,7 +86,7 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
             even_blocks(len(dataset), block),
             f"{path}: {name}, row {{}}".format,
         )
-    return _source(arrays, meta, left_out)
+    return _source(path, arrays, meta, left_out)
 
 
 def _open_hdf5(path: Path) -> tuple[dict[str, Any], list[str], str | bytes]:
@@ -145,104 +140,71 @@ def _check_written(path: Path, name: str, dataset: Any) -> None:
         raise GraphDataError(f"{path}: {name} was not written to the end: it has {written} of {whole} chunks")
 
 
-def _source(arrays: Arrays, text: str | bytes, left_out: Iterable[str] = ()) -> GraphSource:
-    """Return the graph of some arrays and of ``meta``, a JSON object."""
-    try:
-        meta = json.loads(text)
-    except ValueError as error:
-        raise GraphDataError(f"meta is not JSON: {error}") from error
-    if not isinstance(meta, dict):
-        raise GraphDataError(f"meta must be a JSON object (got {meta!r:.60})")
+def _source(path: Path, arrays: Arrays, text: str | bytes, left_out: Iterable[str] = ()) -> GraphSource:
+    """Return the graph of some arrays, with a feature of each that fits a type or relation; ``text`` is ``meta``."""
+    with reading(f"{path}: meta"):
+        meta = dict(json.loads(text, object_pairs_hook=once))
     is_typed = not {"edge_src", "edge_dst"} <= arrays.keys()
     if is_typed and not any(name.endswith(_COUNT) for name in arrays):
         raise GraphDataError("holds neither edge_src and edge_dst nor <type>__num_nodes")
-    counts, edges, owners = _typed(arrays) if is_typed else _homogeneous(arrays, meta)
-    source = _graph(counts, edges, arrays, owners, meta.get("categories", {}), left_out)
+    if is_typed:
+        counts = {name.removesuffix(_COUNT): _number(arrays, name) for name in [*arrays] if name.endswith(_COUNT)}
+        relations = dict.fromkeys(filter(None, [_relation_in(name, sorted(counts)) for name in arrays]))
+        prefixes: dict[str, Owner] = {f"{ntype}__": ntype for ntype in counts}
+        prefixes |= {"__".join([*relation, ""]): relation for relation in relations}
+    else:
+        prefixes = {_NODE: DEFAULT_NTYPE, _EDGE: DEFAULT_ETYPE}
+    edges: dict[Relation, tuple[RowArray, RowArray]] = {}
+    for prefix, owner in prefixes.items():
+        if isinstance(owner, tuple):
+            edges[owner] = arrays.pop(f"{prefix}src"), arrays.pop(f"{prefix}dst")
+    if not is_typed:
+        counts = {DEFAULT_NTYPE: _num_nodes(arrays, meta, edges[DEFAULT_ETYPE])}
+    sizes: dict[Owner, int] = {relation: len(src) for relation, (src, _) in edges.items()}
+    sizes.update(counts.items())
+    feats: dict[Owner, dict[str, Feature]] = {owner: {} for owner in sizes}
+    unread = list(left_out)
+    for name, values in arrays.items():
+        prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
+        short = name.removeprefix(prefix)
+        of = [prefixes[prefix]] if prefix else [] if is_typed else [*prefixes.values()][: 1 + (name not in _OF_NODES)]
+        is_known = short in _OF_NODES and of and of[0] in counts  # the graph checks its rows
+        fitting = [owner for owner in of if is_known or values.shape[:1] == (sizes[owner],)]
+        form = f"{name}: {values.dtype}{list(values.shape)}"
+        if values.dtype.kind not in "biuf" and not is_known:
+            unread.append(f"{form} are no numbers")
+        elif not fitting:
+            needed = " or ".join(f"{sizes[owner]} {_in_words(owner)}" for owner in of)
+            unread.append(f"{form} has no row for each of {needed}" if of else f"{form} is of no type here")
+        elif len(fitting) > 1:
+            remedy = f"call it {_NODE}{name} or {_EDGE}{name}"
+            raise GraphDataError(f"{name} may be of the {len(values)} nodes or of as many edges: {remedy}")
+        else:
+            key = fitting[0] if isinstance(fitting[0], str) else relation_key(fitting[0])
+            if short in feats[fitting[0]]:
+                raise GraphDataError(f"{name}: feature {short!r} of {key!r} is there twice")
+            names = tuple(meta.get("categories", {}).get(key, {}).get(short, ()))
+            feature = feature_of(short, values) if is_known else Feature.of(values)
+            feats[fitting[0]][short] = feature._replace(categories=names)
+    node_feats, edge_feats = (
+        {ntype: feats[ntype] for ntype in counts},
+        {relation: feats[relation] for relation in edges},
+    )
+    source = graph_of(counts, edges, node_feats, edge_feats, left_out=tuple(unread))
     both = meta.get("both_directions")
     if both is None or both:
         return replace(source, has_reverse=bool(both))
     return add_reverse_edges(source, own_relations=is_typed)
 
 
-def _homogeneous(arrays: Arrays, meta: Mapping[str, Any]) -> tuple[dict[str, int], dict[Relation, Ends], Owners]:
-    """Take ends and the number of nodes out of arrays: the number that is given, or rows of nodes, or of the ends."""
-    ends = arrays.pop("edge_src"), arrays.pop("edge_dst")
-    for name, ids in zip(("edge_src", "edge_dst"), ends, strict=True):
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise GraphDataError(f"{name} must be integers in one dimension (got {ids.dtype}{list(ids.shape)})")
-
-    def owners(name: str) -> tuple[list[Owner], str]:
-        if name.startswith(_NODE) or name in _OF_NODES:
-            return [DEFAULT_NTYPE], name.removeprefix(_NODE)
-        return [DEFAULT_ETYPE] if name.startswith(_EDGE) else [DEFAULT_NTYPE, DEFAULT_ETYPE], name.removeprefix(_EDGE)
-
+def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Sequence[RowArray]) -> int:
+    """Take the number of nodes out of arrays: the number that is given, or rows of nodes, or of the ends."""
     if "num_nodes" in meta:
         arrays["num_nodes"] = np.array(meta["num_nodes"])
     if "num_nodes" in arrays:
-        count = _number(arrays, "num_nodes")
-    else:
-        of_nodes = [len(rows) for name, rows in arrays.items() if rows.ndim and owners(name)[0] == [DEFAULT_NTYPE]]
-        count = of_nodes[0] if of_nodes else 1 + max(map(largest, ends))
-    return {DEFAULT_NTYPE: count}, {DEFAULT_ETYPE: ends}, owners
-
-
-def _typed(arrays: Arrays) -> tuple[dict[str, int], dict[Relation, Ends], Owners]:
-    """Take the ends of all relations and the numbers of nodes out of arrays."""
-    names = [name for name in arrays if name.endswith(_COUNT)]
-    counts = {name.removesuffix(_COUNT): _number(arrays, name) for name in names}
-    edges = {}
-    named = (_relation_in(name, sorted(counts)) for name in arrays)
-    for relation in dict.fromkeys(filter(None, named)):
-        src, dst = (arrays.pop("__".join([*relation, end])) for end in ("src", "dst"))
-        edges[relation] = src, dst
-    prefixes: dict[str, Owner] = {f"{ntype}__": ntype for ntype in counts}
-    prefixes |= {"__".join([*relation, ""]): relation for relation in edges}
-
-    def owners(name: str) -> tuple[list[Owner], str]:
-        prefix = max((prefix for prefix in prefixes if name.startswith(prefix)), key=len, default="")
-        return [prefixes[prefix]] if prefix else [], name.removeprefix(prefix)
-
-    return counts, edges, owners
-
-
-def _graph(
-    counts: Mapping[str, int],
-    edges: Mapping[Relation, Ends],
-    arrays: Arrays,
-    owners: Owners,
-    categories: Mapping[str, Mapping[str, Iterable[str]]],
-    left_out: Iterable[str],
-) -> GraphSource:
-    """Return the graph with a feature of each array that fits one of its ``owners``."""
-    sizes: dict[Owner, int] = {relation: len(src) for relation, (src, _) in edges.items()}
-    sizes.update(counts.items())
-    feats: dict[Owner, dict[str, Feature]] = {owner: {} for owner in sizes}
-    unread = list(left_out)
-    for name, values in arrays.items():
-        of, short = owners(name)
-        is_known = short in _OF_NODES and of and of[0] in counts  # the graph checks its rows
-        fitting = [owner for owner in of if is_known or values.shape[:1] == (sizes[owner],)]
-        if len(fitting) > 1:
-            remedy = f"call it {_NODE}{name} or {_EDGE}{name}"
-            raise GraphDataError(f"{name} may be of the {len(values)} nodes or of as many edges: {remedy}")
-        try:
-            feature = feature_of(short, values) if is_known else Feature.of(values)
-        except InvalidArgumentError:
-            unread.append(f"{name}: {values.dtype}{list(values.shape)} are no numbers")
-            continue
-        if not fitting:
-            needed = " or ".join(f"{sizes[owner]} {_in_words(owner)}" for owner in of)
-            why = f"has no row for each of {needed}" if of else "is of no type here"
-            unread.append(f"{name}: {values.dtype}{list(values.shape)} {why}")
-            continue
-        key = fitting[0] if isinstance(fitting[0], str) else relation_key(fitting[0])
-        if short in feats[fitting[0]]:
-            raise GraphDataError(f"{name}: feature {short!r} of {key!r} is there twice")
-        feats[fitting[0]][short] = feature._replace(categories=tuple(categories.get(key, {}).get(short, ())))
-    node_feats = {ntype: feats[ntype] for ntype in counts}
-    return graph_of(
-        counts, edges, node_feats, {relation: feats[relation] for relation in edges}, left_out=tuple(unread)
-    )
+        return _number(arrays, "num_nodes")
+    of_nodes = (rows for name, rows in arrays.items() if name.startswith(_NODE) or name in _OF_NODES)
+    return next((len(rows) for rows in of_nodes if rows.ndim), 0) or 1 + max(map(largest, ends))
 
 
 def _in_words(owner: Owner) -> str:
@@ -268,7 +230,7 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     joined, _, end = name.rpartition("__")
     if end not in ("src", "dst"):
         return None
-    relation = relation_in(joined, ntypes, name, "rename a type or the relation")
+    relation = relation_in(joined, "__", ntypes, name)
     unknown = [field for field in joined.split("__")[::2] if field not in ntypes]
     if relation is None and joined.count("__") == 2 and unknown:
         raise GraphDataError(f"{name}: node type {unknown[0]!r} does not exist, there is no {unknown[0]}{_COUNT}")

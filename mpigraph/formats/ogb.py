@@ -28,15 +28,24 @@ The files do not tell if each edge is stored once: OGB's package knows it by the
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.declared import as_column, ends_of, feature_of, masks_of, relation_of
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, opened, reading
-from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, once, opened, reading
+from mpigraph.formats.layout import (
+    Layout,
+    ReadOptions,
+    add_reverse_edges,
+    as_column,
+    ends_of,
+    feature_of,
+    masks_of,
+    relation_of,
+)
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import read_numbers
+from mpigraph.formats.table_files import read_numbers
 from mpigraph.formats.text_files import TextForm
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, side_by_side
@@ -86,7 +95,6 @@ class _Raw:
     files: FolderFiles
     ranks: ReadingRanks
     counts: dict[str, int] = field(default_factory=dict)
-    said: dict[Relation, tuple[str, int]] = field(default_factory=dict)  # files that say numbers of edges, and these
     edges: dict[Relation, tuple[RowArray, RowArray]] = field(default_factory=dict)
     feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -96,33 +104,29 @@ class _Raw:
             for key, values in mapped_npz(self.files.read(path)).items():
                 kind, name = _kind_and_name(key)
                 if kind:
-                    self._add(f"{path.name}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, values)
+                    self._add(f"{path}: {key}", DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, values)
                 else:
                     self.left_out.append(f"raw/{path.name}: {key} begins with neither node_ nor edge_")
 
     def read_typed_arrays(self) -> None:
-        mapped_npz(self.folder / "num_nodes_dict.npz")  # must be there
         for path in sorted(self.folder.glob("*.npz")):
             kind, name = _kind_and_name(path.name)
             for key, values in mapped_npz(self.files.read(path)).items() if kind else ():
-                owner = key if kind == "node" else relation_of(key, _SEPARATOR, None, path.name)
-                self._add(f"{path.name}: {key}", owner, name, values)
+                owner = key if kind == "node" else relation_of(key, _SEPARATOR, None, path)
+                self._add(f"{path}: {key}", owner, name, values)
 
     def read_text(self) -> None:
-        for name in ("num-node-list.csv.gz", "node-label.csv.gz"):
-            self._file(self.folder / name)
         self._read_folder(self.folder, "node", DEFAULT_NTYPE)
         self._read_folder(self.folder, "edge", DEFAULT_ETYPE)
 
     def read_typed_text(self) -> None:
-        names, *rows = self._words("num-node-dict.csv.gz") or [[]]  # lines of type names and of counts
-        if [*map(len, rows)] != [len(names)]:
-            raise GraphDataError(f"num-node-dict.csv.gz must have a count for each of the types {names}, of one graph")
-        self.counts |= zip(names, map(int, rows[0]), strict=True)
-        place = "triplet-type-list.csv.gz"
-        for triple in self._words(place):
-            relation = relation_of(",".join(triple), ",", self.counts, place)
-            self._read_folder(self.folder / "relations" / _SEPARATOR.join(relation), "edge", relation)
+        path, names, counts = self._lines("num-node-dict.csv.gz")
+        with reading(path):
+            self.counts = once(zip(names, map(int, counts), strict=True))
+        path, *triples = self._lines("triplet-type-list.csv.gz")
+        with reading(path):
+            for relation in once((relation_of(",".join(its), ",", self.counts, path), None) for its in triples):
+                self._read_folder(self.folder / "relations" / _SEPARATOR.join(relation), "edge", relation)
         for name in ("feat", "label"):
             self.files.read(self.folder / f"nodetype-has-{name}.csv.gz")  # the folders tell it, too
             for ntype in self.counts:
@@ -135,47 +139,32 @@ class _Raw:
             of_types = train.parent.parent != folder
             self.files.read(train.parent.parent / "nodetype-has-split.csv.gz")
             ids = {}
-            for name in ("train", "valid", "test"):
-                columns = self._columns(train.with_name(f"{name}.csv.gz"), "int64")
-                ids[name] = (
-                    _short(train.with_name(f"{name}.csv.gz")),
-                    np.concatenate([np.zeros(0, int), *(it[:] for it in columns)]),
-                )
+            for path in (train.with_name(f"{name}.csv.gz") for name in ("train", "valid", "test")):
+                columns = self._columns(path, "int64")
+                ids[path.name.partition(".")[0]] = str(path), np.asarray(columns[0][:])
             ntype = train.parent.name if of_types else DEFAULT_NTYPE
             self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, self.counts[ntype])
 
     def source(self) -> GraphSource:
-        for relation, (place, count) in self.said.items():
-            num_edges = len(self.edges[relation][0]) if relation in self.edges else 0
-            if count != num_edges:
-                raise GraphDataError(f"{place} says {count} edges, but there are {num_edges}")
-        node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in self.counts}
-        node_feats |= {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
+        node_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
         edge_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, tuple)}
         return graph_of(self.counts, self.edges, node_feats, edge_feats)
 
     def _add(self, place: str, owner: Owner, name: str, values: RowArray) -> None:
         """Add an array of a node type or relation, which ``place`` holds; a name "" means their number."""
-        if not name:
-            numbers = np.asarray(values[:])
-            if numbers.size != 1:
-                raise GraphDataError(f"{place} must be one number, of one graph (got {numbers.size} numbers)")
-            number = int(numbers.reshape(-1)[0])
-            if isinstance(owner, str):
-                self.counts[owner] = number
-            else:
-                self.said[owner] = place, number
-        elif isinstance(owner, tuple) and name == "index":
-            assert isinstance(values, np.ndarray)  # only arrays of npz are called so
+        if isinstance(owner, str) and not name:
+            (self.counts[owner],) = np.asarray(values[:]).reshape(-1).tolist()
+        elif name == "index":
+            assert isinstance(owner, tuple) and isinstance(values, np.ndarray)  # only arrays of npz are called so
             self.edges[owner] = ends_of(place, values)
-        else:
+        elif name:
             rows = as_column(values) if name == "label" and isinstance(values, np.ndarray) else values
             self.feats.setdefault(owner, {})[name] = feature_of(name, rows)
 
     def _read_folder(self, folder: Path, kind: str, owner: Owner) -> None:
         """Read the files of text in a folder that are of nodes, or of edges."""
         if isinstance(owner, tuple):
-            src, dst = self._columns(folder / "edge.csv.gz", "int64", ("src", "dst"))
+            src, dst = self._columns(folder / "edge.csv.gz", "int64")
             self.edges[owner] = src, dst
         for path in sorted(folder.glob("*.csv.gz")):
             of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
@@ -187,32 +176,24 @@ class _Raw:
                         values = MadeRows(lambda rows: rows[:, None], np.float32, values, row_shape=(1,))
                     elif name != "label" and values.dtype == np.float64:
                         values = as_floats(values)
-                    self._add(_short(path), owner, name, values)
+                    self._add(str(path), owner, name, values)
 
-    def _columns(self, path: Path, dtype: str = "", names: tuple[str, ...] | None = None) -> list[RowArray]:
+    def _columns(self, path: Path, dtype: str = "") -> list[RowArray]:
         """Return the columns of a csv file of numbers; an empty field is NaN where floats are."""
-        form = TextForm(",", names, headless=True, first=())
-        return read_numbers([self._file(path)], self.ranks, form, "csv", dtype)[0]
+        form = TextForm(",", headless=True, first=("src", "dst") if path.name == "edge.csv.gz" else ())
+        return read_numbers([self.files.read(path)], self.ranks, form, dtype)
 
-    def _words(self, name: str) -> list[list[str]]:
-        path = self._file(self.folder / name)
-        with reading(path), opened(path) as file:
-            return [line.strip().split(",") for line in file.read().decode().splitlines() if line.strip()]
-
-    def _file(self, path: Path) -> Path:
-        if not path.is_file():
-            raise GraphDataError(f"{_short(path)} is missing")
-        return self.files.read(path)
+    def _lines(self, name: str) -> list[Any]:
+        """Return the path of a file of text, and the words of each line."""
+        path = self.files.read(self.folder / name)
+        with opened(path) as file, reading(path):
+            return [path, *(line.strip().split(",") for line in file.read().decode().splitlines() if line.strip())]
 
 
 def _kind_and_name(name: str) -> tuple[str, str]:
     """Return "node" or "edge" and the name of a file or array of them, "" for their number; "" and "" for another."""
     match = _ARRAY.fullmatch(name)
     return (match[1] or match[2], match[3] or "") if match else ("", "")
-
-
-def _short(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
 
 
 OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read)

@@ -45,9 +45,8 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import Array, Mask
-from mpigraph.formats.declared import MASKS, as_column, ends_of, feature_of, masks_of, relation_of
-from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, mapped_npy, mapped_npz, reading
-from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.input_files import FolderFiles, graph_of, is_npy, mapped_npy, mapped_npz, reading
+from mpigraph.formats.layout import MASKS, Layout, ReadOptions, as_column, ends_of, feature_of, masks_of, relation_of
 from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_labels, concatenated, largest
 from mpigraph.partition.source import Feature, GraphSource
@@ -142,7 +141,7 @@ def _read_igb(path: Path, options: ReadOptions) -> GraphSource:
 
 def _with_or_without_header(path: Path, width: int) -> Array:
     """Map a file of ``.npy``, or of float32 rows without its header."""
-    if first_bytes(path, 6) == b"\x93NUMPY":
+    if is_npy(path):
         return mapped_npy(path)
     with reading(path):
         return np.memmap(path, "<f4", "r").reshape(-1, width) if path.stat().st_size else np.zeros((0, width), "<f4")
@@ -168,15 +167,5 @@ def _runs(runs: Iterable[tuple[int, int]], dtype: np.dtype[Any]) -> RowArray:
     return concatenated([np.broadcast_to(np.array(value, dtype), times) for value, times in runs])
 
 
-MAG240M = Layout(
-    "MAG240M",
-    "edges in processed/",
-    lambda path: bool(_relation_folders(path, _OF_MAG)),
-    _read_mag,
-)
-IGB = Layout(
-    "IGB",
-    "processed/<src>__<rel>__<dst>/",
-    lambda path: bool(_relation_folders(path, _OF_IGB)),
-    _read_igb,
-)
+MAG240M = Layout("MAG240M", "edges in processed/", lambda path: bool(_relation_folders(path, _OF_MAG)), _read_mag)
+IGB = Layout("IGB", "processed/<src>__<rel>__<dst>/", lambda path: bool(_relation_folders(path, _OF_IGB)), _read_igb)

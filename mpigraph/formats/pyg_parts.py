@@ -7,7 +7,7 @@ that ``node_map`` tells. Features keep their names; times of nodes and edges are
 ``x``, ``edge_attr`` and times alone: no labels and no masks.
 """
 
-import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ import torch
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.input_files import FolderFiles, checked_parts, graph_of, reading
+from mpigraph.formats.input_files import FolderFiles, checked_parts, graph_of, read_json, reading
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
-from mpigraph.storage.files import open_regular, read_text
+from mpigraph.storage.files import open_regular
 
 METADATA = "META.json"
 
@@ -44,8 +44,7 @@ def read_pyg_partition(folder: Path) -> GraphSource:
     """
     path = folder / METADATA
     with reading(path, folder):
-        meta = json.loads(read_text(path))
-        return _Parts(folder, meta).source()
+        return _Parts(folder, read_json(path)).source()
 
 
 class _Parts:
@@ -53,7 +52,7 @@ class _Parts:
         self.num_parts = int(meta["num_parts"])
         self.typed = typed = bool(meta["is_hetero"])
         self.ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
-        self.relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
+        self.relations: list[Relation] = [(s, r, d) for s, r, d in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
         if not meta.get("is_sorted"):
             raise GraphDataError("is_sorted is not set: an older PyG wrote these parts, which number nodes themselves")
         self.folder = folder
@@ -67,13 +66,13 @@ class _Parts:
         graphs, edges = (self._tables(name, self.relations) for name in ("graph.pt", "edge_feats.pt"))
         nodes = self._tables("node_feats.pt", self.ntypes)
         order = self._order("edge_id", graphs) | self._order("global_id", nodes, counts)
-        feats = {key: self._features(key, tables, order[key]) for key, tables in (nodes | edges).items()}
+        feats = {key: self._features(tables, order[key]) for key, tables in (nodes | edges).items()}
         for ntype, (table, *_) in nodes.items():
             if "time" in table:  # of all nodes, in every part
                 feats[ntype]["time"] = _feature([table["time"]])
 
         def ends(relation: Relation, name: str) -> RowArray:
-            return Reordered(_joined(relation, graphs[relation], name), order[relation])
+            return Reordered(_joined(graphs[relation], name), order[relation])
 
         return graph_of(
             counts,
@@ -88,58 +87,44 @@ class _Parts:
     def _node_map(self, ntype: str) -> I32:
         path = self.folder / "node_map" / f"{ntype}.pt" if self.typed else self.folder / "node_map.pt"
         parts = _load(self.files.read(path))
-        if not isinstance(parts, torch.Tensor):
-            raise GraphDataError(f"{path} must hold one tensor")
         return checked_parts(path, parts.numpy(), len(parts), self.num_parts)
 
     def _tables(self, name: str, types: Sequence[Any]) -> dict[Any, list[Table]]:
         """Return the tables of each type, a part each."""
         tables: dict[Any, list[Table]] = {key: [] for key in types}
         for part in range(self.num_parts):
-            path = self.folder / f"part_{part}" / name
-            content = _load(self.files.read(path))
+            content = _load(self.files.read(self.folder / f"part_{part}" / name))
             for key in types:
-                table = content.get(key, {}) if self.typed else content
-                if not isinstance(table, Mapping):
-                    raise GraphDataError(f"{path} must hold a table for {key!r}")
-                tables[key].append(table)
+                tables[key].append(content.get(key, {}) if self.typed else content)
         return tables
 
     def _order(
         self, name: str, tables: Mapping[Any, Sequence[Table]], counts: Mapping[Any, int] | None = None
     ) -> dict[Any, I64]:
         """Return for each type where its rows stand, in their original order, in the parts one after another."""
-        ids = [np.asarray(_joined(key, of_type, name)[:], np.int64) for key, of_type in tables.items()]
+        ids = [np.asarray(_joined(of_type, name)[:], np.int64) for key, of_type in tables.items()]
         sizes = [len(its) for its in ids] if counts is None else [counts[key] for key in tables]
         typed = typewise(ids, sizes)
         if typed is None:
             raise GraphDataError(f"{name}: the parts do not have every id of 0 to n - 1 once (n is {sizes})")
         return dict(zip(tables, map(np.argsort, typed), strict=True))
 
-    def _features(self, what: object, tables: Sequence[Table], order: I64) -> dict[str, Feature]:
+    def _features(self, tables: Sequence[Table], order: I64) -> dict[str, Feature]:
         by_part = [{**table.get("feats", {}), "time": table.get("edge_time")} for table in tables]
         names = sorted({name for feats in by_part for name, values in feats.items() if values is not None})
-        features = {}
-        for name in names:
-            feature = _feature([feats[name] for feats in by_part])
-            if len(feature.values) != len(order):
-                rows = f"{len(feature.values)} rows in all parts"
-                raise GraphDataError(f"features of {what} have {rows}, but there are {len(order)}")
-            features[name] = feature._replace(values=Reordered(feature.values, order))
-        return features
+        found = {name: _feature([feats[name] for feats in by_part]) for name in names}
+        return {name: its._replace(values=Reordered(its.values, order)) for name, its in found.items()}
 
 
-def _joined(what: object, tables: Sequence[Table], name: str) -> RowArray:
+def _joined(tables: Sequence[Table], name: str) -> RowArray:
     """Return integers of all parts one after another."""
-    arrays = [table[name].numpy() for table in tables]
-    if any(array.ndim != 1 or array.dtype.kind != "i" for array in arrays):
-        raise GraphDataError(f"ids of {what} must be integers")
-    return concatenated(arrays)
+    return concatenated([table[name].numpy() for table in tables])
 
 
 def _load(path: Path) -> Any:
     try:
-        with open(open_regular(path), "rb"), _few_globals():
+        os.close(open_regular(path))
+        with _few_globals():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises whatever its unpickler does
         # not all of what torch says, which advises to run the code in the file
@@ -155,10 +140,7 @@ def _few_globals() -> Iterator[None]:
     PyG puts features into a defaultdict, which torch fills in no file: it is read as a dict. torch 2.5 and older cannot
     be told so, and refuse such files.
     """
-    known = torch.serialization.get_safe_globals() if hasattr(torch.serialization, "get_safe_globals") else None
-    if known is None:
-        yield
-        return
+    known = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
     torch.serialization.add_safe_globals([(lambda *_: {}, "collections.defaultdict"), dict])
     try:
@@ -169,8 +151,6 @@ def _few_globals() -> Iterator[None]:
 
 
 def _feature(chunks: Sequence[torch.Tensor]) -> Feature:
-    if any(not isinstance(chunk, torch.Tensor) or chunk.ndim == 0 for chunk in chunks):
-        raise GraphDataError("features must be tensors with a row for each node or edge")
     name = str(chunks[0].dtype).removeprefix("torch.")
     return Feature(concatenated([_stored(chunk, name) for chunk in chunks]), name)
 

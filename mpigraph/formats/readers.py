@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64
+from mpigraph.arrays import I32
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.dgl_chunked import CHUNKED
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.formats.graphbolt import GRAPHBOLT
-from mpigraph.formats.input_files import checked_parts, first_bytes, mapped_npy, reading
+from mpigraph.formats.input_files import checked_parts, is_npy, mapped_npy, reading
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.ogb import OGB
@@ -37,7 +37,6 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import GraphSource
-from mpigraph.storage.files import open_regular
 
 
 def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
@@ -87,10 +86,8 @@ def read_source(
         StorageError: a temporary file cannot be written.
     """
     path = Path(path)
-    if not path.exists():
-        raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_file() and not path.is_dir():
-        raise GraphDataError(f"{path}: neither a file nor a directory")
+        raise GraphDataError(f"{path}: no such file or directory")
     ranks = ReadingRanks(None if scratch is None else Path(scratch), exchange)
     options = ReadOptions(
         num_nodes, ranks, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
@@ -112,13 +109,12 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
         if layout is None:
             known = (f"{layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks)
             raise GraphDataError(f"a directory with neither {' nor '.join(known)}")
-        if not layout.takes and (options.num_nodes, options.nodes, options.tables) != (None, (), TableOptions()):
+        if layout is not TABLES and (options.num_nodes, options.nodes, options.tables) != (None, (), TableOptions()):
             words = f"the number of nodes cannot be given for {layout.name}, nor files of nodes or what columns are"
             raise GraphDataError(f"{words}: only for csv and parquet files")
         return replace(layout.read(path, options), path=str(path))
 
 
-_NPY = b"\x93NUMPY"
 _ENDINGS = (".txt", ".npy")
 
 
@@ -156,12 +152,6 @@ def read_assignment(
 
 def _parts_in(path: Path) -> RowArray:
     with reading(path):
-        if first_bytes(path, len(_NPY)) == _NPY:
+        if is_npy(path):
             return mapped_npy(path)
-        os.close(open_regular(path))
-        is_empty = not path.stat().st_size
-        table: I64 = np.zeros((0, 1), int) if is_empty else np.loadtxt(path, np.int64, comments=None, ndmin=2)
-        if table.shape[1] != 1:
-            advice = "of nodes and parts DGL's parmetis_postprocess.py makes a folder with a file for each node type"
-            raise GraphDataError(f"must have one part in each line (got {table.shape[1]} numbers; {advice})")
-        return table[:, 0]
+        return np.loadtxt(path, np.int64, comments=None, ndmin=1) if path.stat().st_size else np.zeros(0, np.int64)

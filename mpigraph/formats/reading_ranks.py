@@ -1,7 +1,7 @@
 """Ranks that read an input together: what one has made lies in a folder that all of them see.
 
-The last rank that no longer uses the graph, or that ends, removes the folder. One that a killed job has left is removed
-by the next that reads in the same place.
+The first rank removes the folder when it no longer uses the graph, or ends: ranks end their work on a graph together.
+One that a killed job has left is removed by the next that reads in the same place.
 """
 
 import fcntl
@@ -24,6 +24,7 @@ from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.storage.files import storage_errors
 
 _PREFIX = ".mpigraph-read-"
+_NEW = ".mpigraph-new-"
 _LOCK = "lock"
 
 
@@ -53,22 +54,17 @@ class ReadingRanks:
         """
         if self._folder is None:
             place = self.parent or Path(tempfile.gettempdir())
-            with (
-                self.exchange.together(f"making a folder in {place}"),
-                storage_errors(place, "make a temporary folder"),
-            ):
-                path = _new_folder(place) if self.exchange.rank == 0 else ""
+            doing = f"making a folder in {place}"
+            path = ""
+            with self.exchange.together(doing), storage_errors(place, "make a temporary folder"):
+                if self.exchange.rank == 0:
+                    path, lock = _new_folder(place)
+                    weakref.finalize(self, _remove, path, lock)
             self._folder = Path(self.exchange.gather_json(path)[0])
-            with self.exchange.together(f"making a folder in {place}"):
+            with self.exchange.together(doing):
                 if not self._folder.is_dir():
                     advice = "give --scratch a folder that the ranks of all hosts see"
                     raise StorageError(f"{place}: host {os.uname().nodename} does not see what another makes: {advice}")
-                lock = open(self._folder / _LOCK, "r+b")  # NFS locks for writing what is open for it
-                _locked(lock, fcntl.LOCK_SH)
-                weakref.finalize(self, _remove, self._folder, lock, self.exchange.rank == 0)
-            with self.exchange.together(f"making a folder in {place}"):  # all ranks have the lock
-                if self.exchange.rank == 0:
-                    (self._folder / _LOCK).write_bytes(b"locked")
         self._made += 1
         return self._folder / f"{self._made}{ending}"
 
@@ -82,11 +78,11 @@ class ReadingRanks:
         """
         path = self.new_file(".rows")
         dtype = np.dtype(dtype)
-        with self.exchange.together(doing), storage_errors(path, "write a temporary file"):
-            if self.exchange.rank == 0:
-                with open(path, "wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(count * dtype.itemsize, 1))
-        with self.exchange.together(doing), storage_errors(path, "write a temporary file"), open(path, "r+b") as file:
+        with (
+            self.exchange.together(doing),
+            storage_errors(path, "write a temporary file"),
+            open(os.open(path, os.O_RDWR | os.O_CREAT), "r+b") as file,
+        ):
             for first, values in own():
                 file.seek(first * dtype.itemsize)
                 np.ascontiguousarray(values, dtype).tofile(file)
@@ -96,9 +92,16 @@ class ReadingRanks:
     @collective("ranks")
     def joined(self, doing: str, own: Array) -> Array:
         """Return the arrays [n] of all ranks one after another, those of the first rank first."""
+        own = self.of_one_width(own)
         lengths = self.exchange.gather(np.array([[len(own)]], np.int64))[:, 0]
         first = int(lengths[: self.exchange.rank].sum())
         return self.rows(doing, int(lengths.sum()), own.dtype, lambda: [(first, own)])
+
+    @collective("ranks")
+    def of_one_width(self, own: Array) -> Array:
+        """Return strings, dtype S, as long as the longest of all ranks; other values as they are."""
+        widths = self.exchange.gather(np.array([[own.dtype.itemsize]], np.int64))
+        return own.astype(f"S{widths.max()}", copy=False) if own.dtype.kind == "S" else own
 
     def share_of(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the consecutive items that this rank works on."""
@@ -106,32 +109,19 @@ class ReadingRanks:
         return items[first:last]
 
 
-def _new_folder(place: Path) -> str:
-    """Make a folder, and remove those that killed jobs have left."""
+def _new_folder(place: Path) -> tuple[str, IO[bytes]]:
+    """Make a folder with a locked file, and remove those that killed jobs have left."""
     for left in place.glob(f"{_PREFIX}*"):
-        with suppress(OSError), open(left / _LOCK, "r+b") as held:
-            if held.read() and _locked(held, fcntl.LOCK_EX):
-                shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-    (folder / _LOCK).touch()
-    return str(folder)
+        with suppress(OSError), open(left / _LOCK, "r+b") as held:  # NFS locks for writing what is open for it
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=_NEW, dir=place))
+    lock = open(folder / _LOCK, "w+b")
+    with suppress(OSError):  # of file systems without locks, where nothing that is left is removed
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return str(folder.rename(place / folder.name.replace(_NEW, _PREFIX))), lock
 
 
-def _locked(file: IO[bytes], kind: int) -> bool | None:
-    """Lock a file; return whether that could be done now, None where the file system has no locks."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _remove(folder: Path, lock: IO[bytes], is_first: bool) -> None:
-    """Remove the folder if no other rank uses it."""
-    _locked(lock, fcntl.LOCK_UN)
-    is_last = _locked(lock, fcntl.LOCK_EX)
-    if is_last or (is_last is None and is_first):
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(folder: str, lock: IO[bytes]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
     lock.close()

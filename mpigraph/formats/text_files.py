@@ -8,18 +8,18 @@ integers, floats, bools, times or text, which is text here only if it is no list
 import csv
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import Place, arrow, type_kind, wider_type
-from mpigraph.formats.input_files import UNREADABLE, Errors, failure, opened, reading
+from mpigraph.formats.arrow_values import arrow, check_lengths, rows_named, type_kind, wider_type
+from mpigraph.formats.input_files import Errors, opened, reading
+from mpigraph.formats.layout import NUMBER
 from mpigraph.storage.files import storage_errors
+from mpigraph.storage.narrow import RowError
 
 _BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 8 << 20
@@ -32,7 +32,7 @@ _MISSING = ("", *"NA na N/A n/a #N/A <NA> NaN nan NAN null NULL Null None none n
 _LIST_MARKS = r"\s*[,;|]\s*|\s+"
 _TRIED = 64  # rows
 _EXACT = 2**53  # the integers below this one are floats, too
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_NUMBER = f"^{NUMBER}$"
 # with decimal commas or marks between thousands; also what lists such as ``1,2`` look like
 _ONE_NUMBER = r"^[+-]?(\d+|\d{1,3}([ .,]\d{3})+)([.,]\d+)?$"
 
@@ -42,11 +42,9 @@ class TextForm:
     """The form of a text file."""
 
     delimiter: str | None = None  # between fields; None to look at the first line
-    # of the columns; None to take those of the first line, or ``first``, ``column2``, ... where it has none
-    names: tuple[str, ...] | None = None
     # the first line is a row; False: after comments, unless two integers stand in front, it has the names
     headless: bool = False
-    first: tuple[str, ...] = ("src", "dst")  # names of the first columns of a file without names
+    first: tuple[str, ...] = ("src", "dst")  # columns of a file without names; further ones are "column2" and so on
     decimal: str = "."  # or "," in numbers with a fraction
 
 
@@ -71,101 +69,70 @@ class Way(NamedTuple):
 
 def head_of(path: Path, form: TextForm) -> Head:
     """Read the first lines of a file."""
-    with opened(path) as file:
+    with opened(path) as file, reading(path):
         skipped = 0
         begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-        while (line := _line_of(file, begin)).startswith(b"#") and form.names is None:
+        file.seek(begin)
+        while (line := file.readline(_LONGEST_LINE)).startswith(b"#"):
             skipped += 1
             begin += len(line)
-    with reading(path):
         text = line.decode().strip("\r\n")
-    bare = (_NO_MARKS if form.decimal == "." else _NO_DECIMALS).sub("", text)
-    marks = [mark for mark in bare if mark in ",;"] or ([" "] if " " in bare else [","])
-    delimiter = form.delimiter or ("\t" if "\t" in bare else marks[0])
-    try:
+        bare = (_NO_MARKS if form.decimal == "." else _NO_DECIMALS).sub("", text)
+        marks = [mark for mark in bare if mark in ",;"] or ([" "] if " " in bare else [","])
+        delimiter = form.delimiter or ("\t" if "\t" in bare else marks[0])
         fields = [name.strip() for name in next(csv.reader([text], delimiter=delimiter, strict=True), [""])]
-    except csv.Error as error:  # such as a name in quotes that does not end
-        raise failure(path, error) from error
     has_names = not form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
-    names = fields
-    if form.names is not None:
-        names = list(form.names)
-    elif not has_names:
-        names = [*form.first, *(f"column{n}" for n in range(len(form.first), len(fields)))][: len(fields)]
-    no_header = [] if has_names or form.names is not None else fields
-    return Head(names, delimiter, begin + len(line) * has_names, skipped + has_names + 1, no_header)
-
-
-def _line_of(file: IO[bytes], begin: int) -> bytes:
-    """Return the line that begins at a place of a file, with its end; it may be a lone carriage return."""
-    file.seek(begin)
-    line = file.readline(_LONGEST_LINE)
-    end = line.find(b"\r") + 1
-    return line if not end or line[end:] == b"\n" else line[:end]
+    unnamed = [*form.first, *(f"column{n}" for n in range(len(form.first), len(fields)))]
+    names = fields if has_names else unnamed[: len(fields)] if text else unnamed
+    return Head(names, delimiter, begin + len(line) * has_names, skipped + has_names + 1, [] if has_names else fields)
 
 
 def write_parquet(
-    path: Path, form: TextForm, head: Head, columns: Mapping[str, Way], folder: Path
-) -> tuple[int, dict[str, str]]:
-    """Parse columns of a file of text, and write them to parquet files 0, 1, ..., each block as a group of rows.
+    path: Path, form: TextForm, head: Head, columns: Mapping[str, Way], target: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Parse columns of a file of text, and write each block of its rows to a parquet file; ``target`` begins its name.
 
-    Where a column gets a wider type than it has had so far, another file begins.
-
-    Returns the number of files, and for each column that is text and no ids, which is not written, its first value that
+    Returns these files, and for each column that is text and no ids, which is not written, its first value that
     is no number, with its place; "" if the user says that it is text.
 
     Raises GraphDataError: values cannot be read; names file, row and column, of each column the first.
     """
     pyarrow = arrow()
     texts = {name: "" for name, way in columns.items() if way.dtype == "string" and not way.is_ids}
-    schema = pyarrow.schema([(name, pyarrow.null()) for name in columns])
+    types = dict.fromkeys(columns, pyarrow.null())  # of the blocks so far
     errors = Errors()
-    failed = set[str]()
-    written = 0
-    with storage_errors(folder), ExitStack() as stack:
-        writer: Any = None
-        ids = [name for name, way in columns.items() if way.is_ids]
-        for first_row, batch in _parsed(path, head, ids, form.decimal):
-            blocks = dict.fromkeys(columns, pyarrow.nulls(len(batch)))
-            for name in [name for name in columns if name not in texts and name not in failed]:
-
-                def place(row: int, name: str = name, first_row: int = first_row) -> str:
-                    return f"{path}, row {first_row + row}, column {name}"
-
-                failed.add(name)
-                with errors.collected():
-                    known, text, way = schema.field(name).type, batch.column(name).combine_chunks(), columns[name]
-                    block = (ids_in if way.is_ids else _values_in)(text, way.dtype, form.decimal, known, place)
-                    if type_kind(wider_type(known, block.type)) != "string" or way.is_ids:
-                        blocks[name] = block
-                    else:
-                        row = _first_text(block, form.decimal)
-                        texts[name] = f"{place(row)}: {text[row].as_py()!r:.80}"
-                        if way.dtype:
-                            raise GraphDataError(f"{texts[name]} is no {way.dtype}")
-                    failed.remove(name)
-            wider = pyarrow.schema([(of.name, wider_type(of.type, blocks[of.name].type)) for of in schema])
-            if failed:
-                continue
-            if writer is None or wider != schema:
-                schema = wider
-                stack.close()
-                plain = [field.name for field in schema if type_kind(field.type) != "string"]
-                writer = stack.enter_context(
-                    pyarrow.parquet.ParquetWriter(
-                        folder / str(written), schema, compression="none", use_dictionary=False, write_statistics=plain
-                    )
-                )
-                written += 1
-            arrays = [blocks[field.name].cast(field.type) for field in schema]
-            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
-        errors.check()
-        if writer is None:  # no rows
-            pyarrow.parquet.write_table(schema.empty_table(), folder / "0")
-    return max(written, 1), texts
+    files: list[str] = []
+    for first_row, table in _parsed(path, head, [n for n, way in columns.items() if way.is_ids], form.decimal):
+        blocks = dict.fromkeys(columns, pyarrow.nulls(len(table)))
+        for name in [name for name in columns if name not in texts and name not in errors]:
+            text, way = table.column(name).combine_chunks(), columns[name]
+            with errors.of(name), rows_named(path, name, first_row):
+                known, dtype, decimal = types[name], way.dtype, form.decimal
+                block = ids_in(text, dtype, known) if way.is_ids else _values_in(text, dtype, decimal, known)
+                types[name] = wider_type(known, block.type)
+                if type_kind(types[name]) != "string" or way.is_ids:
+                    blocks[name] = block
+                    continue
+                row = _first_text(block, decimal) if type_kind(block.type) == "string" else 0
+                if dtype:
+                    raise RowError(row, f"{text[row].as_py()!r:.80} is no {dtype}")
+                texts[name] = f"{path}, row {first_row + row}, column {name}: {text[row].as_py()!r:.80}"
+        if not errors:
+            files.append(_written(blocks, f"{target}-{len(files)}"))
+    errors.check()
+    return files or [_written(dict.fromkeys(columns, pyarrow.nulls(0)), f"{target}-0")], texts
 
 
-def ids_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any:
+def _written(columns: Mapping[str, Any], path: str) -> str:
+    """Write columns to a parquet file; return its path."""
+    plain = [name for name, values in columns.items() if type_kind(values.type) != "string"]
+    more = {"compression": "none", "use_dictionary": False, "write_statistics": plain}
+    with storage_errors(Path(path)):
+        arrow().parquet.write_table(arrow().table(columns), path, **more)
+    return path
+
+
+def ids_in(text: Any, dtype: str, known: Any) -> Any:
     """Return the ids in a column of text without blanks around them.
 
     They are int64 if every one is written as Python writes integers, or the user has named a dtype, else text. So
@@ -180,20 +147,20 @@ def ids_in(text: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any
         numbers = text.cast(arrow().int64())
         if dtype or numbers.cast(text.type).equals(text):
             return numbers
-    except arrow().ArrowInvalid as error:
+    except arrow().ArrowInvalid:
         if dtype:
-            raise GraphDataError(f"{place(0)} or a later one: {error}") from None
+            raise
     if compute.all(compute.match_substring_regex(text, r"^-?\d+\.\d*$")).as_py():
         advice = "--types COLUMN=string takes them as text"
-        raise GraphDataError(f"{place(0)}: ids must be integers or text (got {text[0].as_py()}); {advice}")
+        raise RowError(0, f"ids must be integers or text (got {text[0].as_py()}); {advice}")
     return text
 
 
-def _values_in(column: Any, dtype: str, decimal: str, known: Any, place: Place) -> Any:
-    """Return the values of a block, null where one is missing, dates as times, and lists of numbers in text.
+def _values_in(column: Any, dtype: str, decimal: str, known: Any) -> Any:
+    """Return the values of a block, null where one is missing, dates as times, lists of numbers in text, or text.
 
-    ``known`` is the Arrow type of the blocks before. Raises GraphDataError: a number is rounded, or may be meant in
-    another way.
+    ``known`` is the Arrow type of the blocks before. Raises RowError: a number is rounded, or may be meant in another
+    way.
     """
     pyarrow = arrow()
     compute = pyarrow.compute
@@ -204,32 +171,26 @@ def _values_in(column: Any, dtype: str, decimal: str, known: Any, place: Place) 
         if beyond.any():
             row = int(beyond.argmax())
             what = "does not fit int64, nor float64 in all digits; --types COLUMN=float64 takes the nearest"
-            raise GraphDataError(f"{place(row)}: about {rows[row]:.0f} {what}")
+            raise RowError(row, f"about {rows[row]:.0f} {what}")
     if pyarrow.types.is_binary(column.type):
-        raise GraphDataError(f"{place(0)} or a later one: text is not UTF-8")
+        raise pyarrow.ArrowInvalid("text is not UTF-8")
     if kind != "string":
         return column.cast(pyarrow.timestamp("s")) if pyarrow.types.is_date(column.type) else column
     text = compute.utf8_trim_whitespace(column)
     text = compute.if_else(compute.is_in(text, value_set=pyarrow.array(_MISSING)), None, text)
     if compute.all(compute.match_substring_regex(text, _ONE_NUMBER)).as_py():
-        row = _first_text(column, decimal)
-        raise GraphDataError(
-            f"{place(row)}: {column[row].as_py()!r:.80} may be a list or one number: --decimal says what stands before "
-            "fractions; write no marks between thousands, and brackets around lists; --types COLUMN=string leaves the "
-            "column out"
-        )
+        row = _first_text(text, decimal)
+        what = "--decimal says what stands before fractions; write no marks between thousands, and [] around lists"
+        raise RowError(row, f"{text[row].as_py()!r:.80} may be a list or one number: {what}; or --types COLUMN=string")
     parts = compute.split_pattern_regex(compute.utf8_trim(_with_points(text, decimal), "[]() "), _LIST_MARKS)
     try:
         parts.slice(0, 1).flatten().cast(pyarrow.float64())  # pyarrow words an error for every row
         values = parts.flatten().cast(pyarrow.float64())
     except pyarrow.ArrowInvalid:
-        return column
+        return text
     lengths = compute.fill_null(compute.list_value_length(parts), 0).to_numpy(zero_copy_only=False)
     width = known.list_size if type_kind(known) == "list" else int(lengths[0])
-    if (lengths != width).any():
-        row = int((lengths != width).argmax())
-        raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
-    return pyarrow.FixedSizeListArray.from_arrays(values, width)
+    return pyarrow.FixedSizeListArray.from_arrays(values, check_lengths(lengths, width))
 
 
 def _with_points(text: Any, decimal: str) -> Any:
@@ -239,40 +200,38 @@ def _with_points(text: Any, decimal: str) -> Any:
     return arrow().compute.replace_substring(arrow().compute.replace_substring(text, ".", "!"), ",", ".")
 
 
-def _first_text(column: Any, decimal: str) -> int:
-    """Return the first row of text that is no number; 0 if all are, or it is no text."""
-    if type_kind(column.type) != "string":
-        return 0
-    compute = arrow().compute
-    text = compute.utf8_trim_whitespace(column)
-    is_number = compute.match_substring_regex(_with_points(text, decimal), _NUMBER)
-    is_missing = compute.is_in(text, value_set=arrow().array(_MISSING))
-    return max(0, int(compute.index(compute.or_(is_number, is_missing), False).as_py()))
+def _first_text(text: Any, decimal: str) -> int:
+    """Return the first row of text without blanks around it that is no number, and there; 0 if there is none."""
+    is_number = arrow().compute.match_substring_regex(_with_points(text, decimal), _NUMBER).fill_null(True)
+    return max(0, int(arrow().compute.index(is_number, False).as_py()))
 
 
 def _parsed(path: Path, head: Head, ids: Collection[str], decimal: str) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a file as tables, a block at a time, and the first row of each; ids are text."""
-    csv = arrow().csv
     row = head.first_row
+    options = arrow().csv.ConvertOptions(
+        column_types=dict.fromkeys(ids, arrow().large_string()),
+        null_values=[blank + word for word in _MISSING for blank in ("", " ")],
+        true_values=["true", "True", "TRUE"],
+        false_values=["false", "False", "FALSE"],
+        decimal_point=decimal,
+    )
     for block in _blocks(path, head):
-        try:
-            table = csv.read_csv(
-                arrow().BufferReader(block),
-                csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=head.names),
-                csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True),
-                csv.ConvertOptions(
-                    column_types=dict.fromkeys(ids, arrow().large_string()),
-                    null_values=[blank + word for word in _MISSING for blank in ("", " ")],
-                    true_values=["true", "True", "TRUE"],
-                    false_values=["false", "False", "FALSE"],
-                    decimal_point=decimal,
-                ),
-            )
-        except UNREADABLE as error:
-            text = _ROW_OF_FILE.sub(lambda match, row=row: f"row {row - 1 + int(match[1])}", str(error))  # type: ignore[misc]
-            raise failure(path, ValueError(text)) from error
+        with reading(path):
+            table = _table_of(block, head, options, row)
         yield row, table
         row += table.num_rows
+
+
+def _table_of(block: bytes, head: Head, options: Any, first_row: int) -> Any:
+    csv = arrow().csv
+    read = csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=head.names)
+    parse = csv.ParseOptions(delimiter=head.delimiter, newlines_in_values=True)
+    try:
+        return csv.read_csv(arrow().BufferReader(block), read, parse, options)
+    except arrow().ArrowInvalid as error:
+        text = _ROW_OF_FILE.sub(lambda match: f"row {first_row - 1 + int(match[1])}", str(error))
+        raise ValueError(text) from error
 
 
 def _blocks(path: Path, head: Head) -> Iterator[bytes]:
@@ -285,7 +244,7 @@ def _blocks(path: Path, head: Head) -> Iterator[bytes]:
             quotes = _quotes_in(rest, head.delimiter)
             end, count = len(rest), 1
             while count % 2:  # a line that ends between quotes ends no row
-                end = max(rest.rfind(b"\n", 0, end), rest.rfind(b"\r", 0, end)) + 1
+                end = rest.rfind(b"\n", 0, end) + 1
                 count = int(np.searchsorted(quotes, end))
                 end = int(quotes[count - 1]) if count % 2 else end
             if not end and len(rest) > _LONGEST_LINE:

@@ -18,38 +18,38 @@ An id that no row has is an error. A type without a table gets its nodes from it
 strings, which are their UTF-8 filled up with zeros.
 
 **Columns** become features of their name. Integers, bools and lists of integers keep their type
-(``table_columns.py``), floats become float32 except in "time"; times become seconds since 1970; columns ``name_0``,
+(``table_files.py``), floats become float32 except in "time"; times become seconds since 1970; columns ``name_0``,
 ``name_1``, ... of numbers are one matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are
 bool. "split" has the words train, val (valid, dev) and test, and becomes the three masks. Strings are left out, and
 named in ``left_out``, unless they are ``categories``: these are numbered in their order.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.declared import MASKS, feature_of, relation_in
-from mpigraph.formats.id_maps import NodeIds, distinct_ids, positions_in
+from mpigraph.formats.arrow_values import arrow
+from mpigraph.formats.id_maps import IdColumn, NodeIds
 from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
-from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
+from mpigraph.formats.layout import MASKS, Layout, ReadOptions, TableOptions, feature_of, relation_in
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, read_values
-from mpigraph.formats.table_files import Tables, is_table
+from mpigraph.formats.table_files import Tables, is_table, read_values
 from mpigraph.formats.text_files import TextForm, Way
-from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import MadeRows, RowArray
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.row_arrays import MadeRows, Reordered, RowArray
+from mpigraph.partition.source import EdgeChunk, Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
 _SPLIT = "split"
@@ -60,24 +60,25 @@ _SPLITS = {
     **dict.fromkeys(("none", "unlabeled", "unlabelled"), ""),
 }
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
-_NO_NUMBERS = {"string": "text (--categories COLUMN numbers it)", "other": "no numbers", "none": "empty"}
 _INDEX = ("", "Unnamed: 0", "__index_level_0__")  # names of the index that pandas writes beside the columns
 _LISTED = 20  # categories that a line of the log names
+
+
+_Kinds: TypeAlias = tuple[list[str], RowArray]
+"""The names of types, and for each row the number of its own."""
 
 
 class _Table:
     """A table with a row for each node of a type, or for each edge of a relation.
 
     Args:
-        owner: the node type, or the relation.
         tables: its files.
         ids: of nodes the column by whose values edges name them, or none: by the number of the row, from 0; of edges
             those of sources and destinations.
+        kind: the column with the types of the rows, if any.
         options: the user's words about columns.
 
     Attributes:
-        owner: as given.
-        title: its first file.
         tables: as given.
         words: feature -> column of categories, or of the split.
         values: feature -> columns of numbers.
@@ -85,28 +86,26 @@ class _Table:
             column has them, and words about columns that are no features.
     """
 
-    def __init__(self, owner: str | Relation, tables: Tables, ids: Sequence[str], options: TableOptions) -> None:
-        self.owner = owner
-        self.title = str(tables.paths[0])
+    def __init__(self, tables: Tables, ids: Sequence[str], kind: str | None, options: TableOptions) -> None:
         self.tables = tables
         self.ids = [IdColumn(tables, column) for column in ids]
         self.features: dict[str, Feature] = {}
-        self.kinds: Kinds | None = None
+        self.kinds: _Kinds | None = None
         self.left_out: list[str] = []
         self._options = options
-        self._kind = options.node_type if isinstance(owner, str) else options.edge_type
-        if self._kind is not None and self._kind not in tables.names:
-            raise GraphDataError(f"{self.title}: has no column {self._kind!r} (got {', '.join(tables.names)})")
+        self._kind = kind
+        if kind is not None and kind not in tables.names:
+            raise GraphDataError(f"{tables.paths[0]}: has no column {kind!r} (got {', '.join(tables.names)})")
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
         if unnamed:
-            get_logger().warning("%s: column %r, an index of pandas, is left out", self.title, unnamed[0])
-        features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX, self._kind)], options)
+            get_logger().warning("%s: column %r, an index of pandas, is left out", tables.paths[0], unnamed[0])
+        features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX, kind)], options)
         as_words = {_SPLIT, *options.categories}
         self.words = {name: its[0] for name, its in features.items() if as_words & {name, its[0]}}
         self.values = {name: its for name, its in features.items() if name not in self.words}
 
     @collective("ranks")
-    def read(self, ranks: ReadingRanks) -> None:
+    def read(self) -> None:
         """Read the columns. Raises GraphDataError: they cannot be read; names the file, and the row."""
         tables, types, fill = self.tables, self._options.types, self._options.fill
         ids = (*(ids.name for ids in self.ids), *self.words.values(), *filter(None, [self._kind]))
@@ -118,21 +117,22 @@ class _Table:
                 ways[column] = Way(dtype, filled, is_wide=feature in ("time", "label"))
         tables.parse(ways)
         for feature, column in self.words.items():
+            names, codes, missing = _numbered(tables, column)
             if feature == _SPLIT:
-                self.features |= _masks(IdColumn(tables, column), ranks)
-            else:
-                names = _category(IdColumn(tables, column), ranks)
-                self.features[feature] = Feature.of(names.codes)._replace(categories=tuple(names.names))
-        self.kinds = None if self._kind is None else _category(IdColumn(tables, self._kind), ranks)
-        for feature, values in read_values(tables, self._matrices(), ways, ranks).items():
-            rows = values.rows
-            if values.kind in NO_NUMBERS:
-                first = f": the first is {values.place}" if values.place else ""
-                self.left_out.append(f"{self.title}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
+                self.features |= _masks(tables, column, names, codes)
                 continue
-            if values.kind == "time":
-                text = "%s: times in %s become %s, seconds since 1970 (UTC)"
-                get_logger().warning(text, self.title, feature, rows.dtype)
+            self.features[feature] = Feature.of(codes)._replace(categories=tuple(names))
+            listed = ", ".join(map(repr, names[:_LISTED])) + ", ..." * (len(names) > _LISTED)
+            none = f"; {missing} of {len(tables)} rows have none: -1" if missing else ""
+            text = "%s: column %s: %d categories are numbered in their order: %s%s"
+            get_logger().warning(text, tables.paths[0], column, len(names), listed, none)
+        if self._kind is not None:
+            names, codes, missing = _numbered(tables, self._kind)
+            if missing:
+                raise GraphDataError(f"{tables.paths[0]}: column {self._kind}: {missing} rows have no type")
+            self.kinds = names, codes
+        read, self.left_out = read_values(tables, self._matrices())
+        for feature, rows in read.items():
             dtype = ways[self.values.get(feature, (feature,))[0]].dtype
             is_plain = feature == "label" and (rows.ndim > 1 or dtype.startswith("float"))
             self.features[feature] = Feature.of(rows) if is_plain else feature_of(feature, rows)
@@ -141,40 +141,35 @@ class _Table:
         """Return the columns of features of numbers; those with numbered names are one, if all of them are numbers."""
         result: dict[str, tuple[str, ...]] = {}
         for feature, columns in self.values.items():
-            kinds = {self.tables.kinds[column] for column in columns}
-            result[feature] = columns
-            if len(columns) == 1 or feature in self._options.columns:
-                continue
-            if kinds <= {"integer", "float", "bool", "none"}:
-                text = "%s: columns %s to %s become the rows of one feature %r"
-                get_logger().warning(text, self.title, columns[0], columns[-1], feature)
+            are_meant = len(columns) == 1 or feature in self._options.columns
+            if are_meant or {self.tables.kinds[column] for column in columns} <= {"integer", "float", "bool", "none"}:
+                result[feature] = columns
             else:
-                del result[feature]
                 result |= {column: (column,) for column in columns}
         return result
 
 
 @collective("ranks")
-def _graph_of_tables(tables: Sequence[_Table], ranks: ReadingRanks, num_nodes: Mapping[str, int]) -> GraphSource:
+def _graph_of_tables(
+    nodes: Mapping[str, _Table], edges: Mapping[Relation, _Table], num_nodes: int | None, ranks: ReadingRanks
+) -> GraphSource:
     """Number the nodes of tables by their ids, and return the graph.
 
-    ``num_nodes`` has the number of nodes of types without a table, whose ids are then the numbers of nodes.
+    ``num_nodes`` is the number of nodes of a type without a table, whose ids are then the numbers of nodes.
 
     Raises GraphDataError: tables contradict one another; names the file, and the row.
     """
-    nodes = {table.owner: table for table in tables if isinstance(table.owner, str)}
-    edges = {table.owner: table for table in tables if not isinstance(table.owner, str)}
     ids = {}
     node_feats = {}
     for ntype in sorted({*nodes, *(end for relation in edges for end in relation[::2])}):
         ends = [table.ids[end] for relation, table in edges.items() for end in (0, 1) if relation[2 * end] == ntype]
-        table = nodes.get(ntype)
-        count = num_nodes.get(ntype)
+        table, table_ids, count = nodes.get(ntype), None, num_nodes
         if table is not None:
-            if count is not None and count != len(table.tables):
-                raise GraphDataError(f"{table.title}: has {len(table.tables)} rows, but there are to be {count} nodes")
-            count = None if table.ids else len(table.tables)
-        ids[ntype] = NodeIds(repr(ntype), table.ids[0] if table and table.ids else None, ends, ranks, count)
+            if num_nodes not in (None, len(table.tables)):
+                what = f"{len(table.tables)} rows, but there are to be {num_nodes} nodes"
+                raise GraphDataError(f"{table.tables.paths[0]}: has {what}")
+            table_ids, count = (table.ids[0], None) if table.ids else (None, len(table.tables))
+        ids[ntype] = NodeIds(repr(ntype), table_ids, ends, ranks, count)
         node_feats[ntype] = table.features if table else {}
         original = ids[ntype].original
         if original is not None:
@@ -189,8 +184,46 @@ def _graph_of_tables(tables: Sequence[_Table], ranks: ReadingRanks, num_nodes: M
         {r: (ids[r[0]].numbers(t.ids[0]), ids[r[2]].numbers(t.ids[1])) for r, t in sorted(edges.items())},
         node_feats,
         {relation: table.features for relation, table in edges.items()},
-        left_out=tuple(thing for table in tables for thing in table.left_out),
     )
+
+
+def _by_type(source: GraphSource, nodes: _Kinds | None, edges: _Kinds | None) -> GraphSource:
+    """Return a graph of one type with the types that columns name; the node feature "id" keeps the ids of all nodes.
+
+    Takes about 60 bytes an edge on each rank. Raises GraphDataError: a row has no type, or the graph has types already.
+    """
+    if not source.schema.is_homogeneous:
+        raise GraphDataError(f"types in a column are for one table of nodes and one of edges (got {source.schema})")
+    (ntype,) = source.schema.ntypes
+    ntypes, of_nodes = nodes or ([ntype], np.zeros(source.num_nodes[0], np.int64))
+    names, of_edges = edges or ([DEFAULT_ETYPE[1]], np.zeros(source.num_edges(), np.int64))
+    of_nodes, of_edges = np.asarray(of_nodes[:]), np.asarray(of_edges[:])
+    src, dst = (np.asarray(end[:], np.int64) for end in source.edges[0])
+    source.check_edges(EdgeChunk(0, np.zeros(1, np.int64), src, dst))
+    order = np.argsort(of_nodes, kind="stable")
+    bounds = np.searchsorted(of_nodes[order], np.arange(len(ntypes) + 1))
+    local = np.empty(len(order), np.int64)
+    local[order] = np.arange(len(order)) - bounds[of_nodes[order]]
+    node_feats = {"id": Feature.of(np.arange(len(order))), **source.node_feats.get(ntype, {})}
+    of_type = {name: order[begin:end] for name, begin, end in zip(ntypes, bounds, bounds[1:], strict=False)}
+    keys = (of_nodes[src] * len(names) + of_edges) * len(ntypes) + of_nodes[dst]
+    rising = np.argsort(keys, kind="stable")
+    distinct, begins = np.unique(keys[rising], return_index=True)
+    rows_of: dict[Relation, I64] = {}
+    for key, rows in zip(distinct.tolist(), np.split(rising, begins[1:]), strict=False):
+        src_type = ntypes[key // len(ntypes) // len(names)]
+        rows_of[src_type, names[key // len(ntypes) % len(names)], ntypes[key % len(ntypes)]] = rows
+    edge_feats = next(iter(source.edge_feats.values()), {})
+    return graph_of(
+        {name: len(rows) for name, rows in of_type.items()},
+        {relation: (local[src[rows]], local[dst[rows]]) for relation, rows in rows_of.items()},
+        {name: {key: _of_rows(feat, rows) for key, feat in node_feats.items()} for name, rows in of_type.items()},
+        {rel: {key: _of_rows(feat, rows) for key, feat in edge_feats.items()} for rel, rows in rows_of.items()},
+    )
+
+
+def _of_rows(feature: Feature, rows: I64) -> Feature:
+    return feature._replace(values=Reordered(feature.values, rows))
 
 
 def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple[str, ...]]:
@@ -219,54 +252,47 @@ def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple
 def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
     """Check that some table has each column that the user has named."""
     names = {name for table in tables for name in (*table.tables.names, *table.values, *table.words)}
-    values = {name for table in tables for feature, its in table.values.items() for name in (feature, *its)}
-    asked = [("types", name, names) for name in options.types] + [("categories", c, names) for c in options.categories]
-    asked += [("fill", name, values) for name in options.fill]
-    asked += [(f"columns of {feature!r}", glob, names) for feature, its in options.columns.items() for glob in its]
-    for what, pattern, known in asked:
-        if pattern not in known and not (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in known)):
+    numbers = {name for table in tables for feature, its in table.values.items() for name in (feature, *its)}
+    globs = {f"columns of {feature!r}": its for feature, its in options.columns.items()}
+    asked = {"types": options.types, "categories": options.categories, "fill": options.fill} | globs
+    for what, glob in ((what, glob) for what, its in asked.items() for glob in its):
+        known = numbers if what == "fill" else names
+        if glob not in known and not (what in globs and any(fnmatchcase(name, glob) for name in known)):
             column = "column of numbers" if what == "fill" else "column"
-            raise GraphDataError(f"{what}: no table has a {column} {pattern!r} (there are {', '.join(sorted(known))})")
+            raise GraphDataError(f"{what}: no table has a {column} {glob!r} (there are {', '.join(sorted(known))})")
 
 
-def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
-    known, codes, _ = _numbered(words, ranks)
-    masks = [_SPLITS.get(word.lower(), "unknown") for word in known]
+def _masks(tables: Tables, column: str, words: Sequence[str], codes: RowArray) -> dict[str, Feature]:
+    masks = [_SPLITS.get(word.lower(), "unknown") for word in words]
     if "unknown" in masks:
-        word = known[masks.index("unknown")]
-        row = int((np.asarray(codes[:]) == known.index(word)).argmax())
-        raise GraphDataError(f"{words.place(row)}: split must be train, val or test, or nothing (got {word!r:.80})")
+        number = masks.index("unknown")
+        place = tables.place(column, int((np.asarray(codes[:]) == number).argmax()))
+        raise GraphDataError(f"{place}: split must be train, val or test, or nothing (got {words[number]!r:.80})")
     of_codes = {name: np.array([mask == name for mask in [*masks, ""]]) for name in MASKS}  # the last: of no word, -1
     return {name: Feature.of(MadeRows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
 
 
-def _category(names: IdColumn, ranks: ReadingRanks) -> Kinds:
-    """Number names; a line of the log says which there are, and how many rows have none."""
-    title = f"{names.tables.paths[0]}: column {names.name}"
-    known, codes, missing = _numbered(names, ranks)
-    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(known) > _LISTED)
-    none = f"; {missing} of {len(names)} rows have none: -1" if missing else ""
-    get_logger().warning("%s: %d categories are numbered in their order: %s%s", title, len(known), listed, none)
-    return Kinds(title, known, codes)
-
-
-def _numbered(names: IdColumn, ranks: ReadingRanks) -> tuple[list[str], RowArray, int]:
+@collective("ranks")
+def _numbered(tables: Tables, column: str) -> tuple[list[str], RowArray, int]:
     """Return all names in their order, the number of that of each row (int64, -1: none), and how many have none."""
-    doing = "numbering categories"
-    keys = distinct_ids(ranks, doing, [names], names.is_text, blanks=True)
-    known = [key.decode() for key in keys.tolist()] if names.is_text else [*map(str, keys.tolist())]
-    if known[:1] == [""]:
-        known, keys = known[1:], keys[1:]
-    missing = []
+    compute = arrow().compute
 
-    def own() -> Iterator[tuple[int, Array]]:
-        for first, values, positions, _ in names.chunks(ranks, names.is_text, blanks=True):
-            codes = positions_in(keys, values)[positions]
-            missing.append(int((codes < 0).sum()))
-            yield first, codes
+    def counts_in(number: int) -> list[tuple[str | int | None, int]]:
+        counts = compute.value_counts(tables.columns(tables.groups[number], [column])[0]).to_pylist()
+        return [(its["values"], its["counts"]) for its in counts]
 
-    codes = ranks.rows(doing, len(names), np.int64, own)
-    return known, codes, ranks.exchange.sum_of(sum(missing))
+    counts = Counter[Any]()
+    for of_group in tables.ranks.exchange.map("numbering categories", len(tables.groups), counts_in):
+        for name, count in of_group:
+            counts[name] += count
+    missing = counts.pop("", 0) + counts.pop(None, 0)
+    names = arrow().array(sorted(counts), tables.types[column])
+
+    def codes_in(words: Any) -> Array:
+        codes = compute.index_in(words, value_set=names).fill_null(-1)
+        return np.asarray(codes.to_numpy(zero_copy_only=False), np.int64)
+
+    return [*map(str, names.to_pylist())], tables.rows({column: codes_in}), missing
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)
@@ -274,24 +300,13 @@ _ENDS = (("src", "dst"), ("src_id", "dst_id"), ("source", "target"), ("from", "t
 _IDS = ("id", "node_id", "{ntype}_id", "")
 """Columns of ids; "" is the index that pandas writes in front."""
 
-_Tables: TypeAlias = dict[tuple[str, str], list[Path]]
-"""Files of each table, by "nodes" or "edges" and the name of a type ("" if none)."""
-
-
-def _is_at(path: Path) -> bool:
-    """Return whether a path is a csv or parquet file, or a directory with such files or with folders of tables."""
-    folders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
-    return bool(_files_of(path)) or any(_NAME.fullmatch(_stem(entry)) and _files_of(entry) for entry in folders)
-
 
 @collective("ranks")
 def _read(path: Path, options: ReadOptions) -> GraphSource:
-    tables = _tables_in(path, options.nodes)
-    for (kind, name), files in tables.items():
-        if len(files) > 1:
-            get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
-    node_files = {name: files for (kind, name), files in tables.items() if kind == "nodes"}
-    edge_files = {name: files for (kind, name), files in tables.items() if kind == "edges"}
+    of_files = _tables_in(path, options.nodes)
+    node_files, edge_files = (
+        {name: files for (of, name), files in of_files.items() if of == kind} for kind in ("nodes", "edges")
+    )
     if not edge_files:
         raise GraphDataError(f"{path}: has files of nodes, but none of edges (edges*.csv, edges*.parquet)")
     only = (next(iter(node_files), "") or DEFAULT_NTYPE) if len(node_files) < 2 else None
@@ -300,30 +315,31 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     relations: dict[str, Relation] = {n: (unquote(s), unquote(r), unquote(d)) for n, (s, r, d) in written.items()}
     if options.num_nodes is not None and relations != {"": DEFAULT_ETYPE}:
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
-    columns = options.tables
-    if columns.node_type is not None and not node_files:
-        raise GraphDataError(f"types in column {columns.node_type!r} need a table of nodes")
-    of_nodes = [_node_table(unquote(name) or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
-    of_edges = [_edge_table(relations[name], files, options) for name, files in edge_files.items()]
-    _check_all_used(columns, [*of_nodes, *of_edges])  # before what takes long
-    for table in (*of_nodes, *of_edges):
-        table.read(options.ranks)
-    counts = {} if options.num_nodes is None else {DEFAULT_NTYPE: options.num_nodes}
-    source = _graph_of_tables([*of_nodes, *of_edges], options.ranks, counts)
-    if columns.node_type is not None or columns.edge_type is not None:
-        source = by_type(source, of_nodes[0].kinds if of_nodes else None, of_edges[-1].kinds)
+    kinds = options.tables.node_type, options.tables.edge_type
+    if kinds[0] is not None and not node_files:
+        raise GraphDataError(f"types in column {kinds[0]!r} need a table of nodes")
+    names = {name: unquote(name) or DEFAULT_NTYPE for name in node_files}
+    nodes = {names[name]: _node_table(names[name], files, options) for name, files in node_files.items()}
+    edges = {relations[name]: _edge_table(files, options) for name, files in edge_files.items()}
+    tables = [*nodes.values(), *edges.values()]
+    _check_all_used(options.tables, tables)  # before what takes long
+    for table in tables:
+        table.read()
+    source = _graph_of_tables(nodes, edges, options.num_nodes, options.ranks)
+    if any(kinds):
+        source = _by_type(source, tables[0].kinds if nodes else None, tables[-1].kinds)
+    left_out = [thing for table in tables for thing in table.left_out]
     if path.is_dir():
         folder = FolderFiles(path)
-        for file in (file for files in tables.values() for file in files):
+        for file in chain(*of_files.values()):
             folder.read(file)
-        no_tables = (f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out())
-        source = replace(source, left_out=(*source.left_out, *no_tables))
-    return source
+        left_out += [f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out()]
+    return replace(source, left_out=tuple(left_out))
 
 
-def _tables_in(path: Path, nodes: Sequence[Path]) -> _Tables:
-    """Return the files of each table; ``nodes`` are further ones of nodes."""
-    tables: _Tables = {}
+def _tables_in(path: Path, nodes: Sequence[Path]) -> dict[tuple[str, str], list[Path]]:
+    """Return the files of each table, by "nodes" or "edges" and its name; ``nodes`` are further ones of nodes."""
+    tables: dict[tuple[str, str], list[Path]] = {}
     entries = [path] if path.is_file() else in_natural_order(path.iterdir())
     for entry in entries:
         files = _files_of(entry)
@@ -349,16 +365,12 @@ def _stem(path: Path) -> str:
     return re.sub(r"(\.(csv|tsv|txt|parquet|pq))?(\.(gz|bz2))?$", "", path.name, flags=re.IGNORECASE)
 
 
-def _listed(paths: Iterable[Path]) -> str:
-    names = [path.name for path in paths]
-    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", names[-1]])
-
-
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
-    fields = relation_in(name, ntypes, f"{path}: edges_{name}", "write %5F for _") or name.split("__")
-    if len(fields) == 3 and all(fields):
-        return fields[0], fields[1], fields[2]
-    if only is None or (name and len(fields) > 1):
+    remedy = "write %5F for _"
+    relation = relation_in(name, "__", ntypes, f"{path}: edges", remedy) or relation_in(name, "__", None, path)
+    if relation is not None:
+        return relation
+    if only is None or "__" in name:
         form = "edges_<src>__<rel>__<dst>"
         raise GraphDataError(f"{path}: edges of several types of nodes are in files {form} (got edges_{name})")
     return only, name or DEFAULT_ETYPE[1], only
@@ -391,10 +403,10 @@ def _node_table(ntype: str, files: Sequence[Path], read: ReadOptions) -> _Table:
     if column is None:
         text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
         get_logger().warning(text, files[0], ", ".join(filter(None, known)))
-    return _Table(ntype, tables, [] if column is None else [column], options)
+    return _Table(tables, [] if column is None else [column], options.node_type, options)
 
 
-def _edge_table(relation: Relation, files: Sequence[Path], read: ReadOptions) -> _Table:
+def _edge_table(files: Sequence[Path], read: ReadOptions) -> _Table:
     options = read.tables
     tables = Tables(files, read.ranks, TextForm(headless=options.no_header, decimal=options.decimal))
     names = tables.names
@@ -407,11 +419,11 @@ def _edge_table(relation: Relation, files: Sequence[Path], read: ReadOptions) ->
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
     for pair in [*named, *_ENDS]:
         if all(end in names for end in pair):
-            return _Table(relation, tables, pair, options)
+            return _Table(tables, pair, options.edge_type, options)
     raise GraphDataError(
         f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
         f"--columns src=NAME --columns dst=NAME, or --no-header; got {', '.join(names)})"
     )
 
 
-TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"))
+TABLES = Layout("tables", "csv or parquet files", lambda path: any(_tables_in(path, ()).values()), _read)

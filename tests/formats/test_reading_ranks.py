@@ -13,7 +13,7 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError, StorageError
-from mpigraph.formats import dgl_parts, reading_ranks, table_columns, table_files, text_files
+from mpigraph.formats import dgl_parts, id_maps, reading_ranks, table_files, text_files
 from mpigraph.formats.dgl_binary import read_part_graph
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
@@ -56,7 +56,7 @@ def contents(source):
 def blocks(monkeypatch):
     """Several blocks in each piece, and several messages for each file."""
     monkeypatch.setattr(text_files, "_BLOCK_BYTES", 300)
-    monkeypatch.setattr(table_columns, "_CHUNK", 17)
+    monkeypatch.setattr(id_maps, "_CHUNK", 17)
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
@@ -159,19 +159,3 @@ def test_a_wrong_row_is_one_error_of_all_ranks(comm: MPI.Intracomm, blocks) -> N
                     read_source(path, exchange=exchange)
                 assert error.value.everywhere or comm.size == 1
                 comm.Barrier()
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_an_error_of_one_rank_between_two_steps_is_that_of_all(comm: MPI.Intracomm) -> None:
-    exchange = MPIExchange(comm)
-    with (
-        pytest.raises(GraphDataError, match="reading failed on rank 1: no|step failed on rank 1: no"),
-        exchange.together("reading"),
-    ):
-        with exchange.together("step"):
-            pass
-        if comm.rank == 1:
-            raise GraphDataError("no")
-        with exchange.together("step"):
-            pass
-    assert exchange.sum_of(1) == 2  # in step

@@ -1,7 +1,6 @@
 """Edge lists in csv and parquet files: their numbering, their features, and what is wrong with them."""
 
 import gzip
-import json
 import os
 
 import numpy as np
@@ -13,7 +12,6 @@ from table_files import ends, features, lines, read
 
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.formats import input_files, text_files
-from mpigraph.formats.id_maps import merged
 from mpigraph.formats.input_files import opened as open_file
 from mpigraph.formats.readers import read_source
 
@@ -83,18 +81,6 @@ def test_edge_lists(tmp_path, kind):
     assert bytes_in_memory(source) == 0
     if kind in ("csv", "parquet files"):
         check_parts(source, tmp_path / "out")
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-@pytest.mark.parametrize("make", [lambda i: 3 * i, lambda i: i - 7, lambda i: (i * 1_000_003) << 33])
-def test_numbers_with_gaps_are_numbered_in_their_order(tmp_path, kind, make):
-    originals = np.unique(make(np.arange(NUM_NODES, dtype=np.int64)))
-    write = write_csv if kind == "csv" else write_parquet
-    source = read_source(write(tmp_path / f"g.{kind}", src=originals[SRC], dst=originals[DST]))
-    assert ends(source) == [SRC.tolist(), DST.tolist()]
-    feature = source.node_feats["_N"]["id"]
-    assert feature.dtype == "int64" and np.array_equal(rows(feature.values), originals)
-    assert bytes_in_memory(source) == 0
 
 
 @pytest.mark.parametrize(("write", "first"), [(write_csv, 2), (write_parquet, 0)])
@@ -287,11 +273,10 @@ def test_what_is_wrong_is_named_with_its_row(tmp_path, edges, options, message):
         assert "w" not in features(read(tmp_path, edges, **by_word))
 
 
-def test_missing_values_and_the_order_of_files_are_said(tmp_path, caplog):
+def test_missing_values_are_said(tmp_path, caplog):
     read(tmp_path, {"part-10.csv": w(*[3] * 60), "part-2.csv": w(0.5, "")})
     told = "\n".join(caplog.messages)
     assert "part-2.csv, row 3, column w: 1 of 62 rows have no value, this one first: NaN (--fill COLUMN=0 or me" in told
-    assert "edges of part-2.csv, part-10.csv, in this order" in told
 
 
 def test_text_is_left_out_with_its_first_value(tmp_path):
@@ -315,48 +300,6 @@ def test_no_edges(tmp_path):
         assert source.num_edges() == 0 and source.num_nodes == (4,)
         for file in (tmp_path / "in").iterdir():
             file.unlink()
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_chunked_graph_of_dgl(tmp_path, kind):
-    def save(name, columns, cuts):
-        files = []
-        for number in range(2):
-            path = tmp_path / f"{name}{number}.{kind}"
-            part = {key: values[cuts[number] : cuts[number + 1]] for key, values in columns.items()}
-            if kind == "csv":
-                path.write_text("".join(" ".join(map(str, line)) + "\n" for line in zip(*part.values(), strict=True)))
-            else:
-                parquet.write_table(pa.table({key: pa.array(values) for key, values in part.items()}), path)
-            files.append(path.name)
-        form = {"name": kind, "delimiter": " "} if kind == "csv" else {"name": kind}
-        return {"format": form, "data": files}
-
-    feat = RNG.random((NUM_NODES, 2)).round(4)
-    node_feats = {
-        "feat": save("feat", {"0": feat[:, 0], "1": feat[:, 1]}, (0, 12, 30)),
-        "label": save("label", {"0": np.arange(NUM_NODES)}, (0, 12, 30)),
-    }
-    metadata = {
-        "node_type": ["n"],
-        "num_nodes_per_chunk": [[12, 18]],
-        "edge_type": ["n:e:n"],
-        "num_edges_per_chunk": [[41, 59]],
-        "edges": {"n:e:n": save("e", {"0": SRC, "1": DST}, (0, 41, 100))},
-        "node_data": {"n": node_feats},
-        "edge_data": {},
-    }
-    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    source = read_source(tmp_path)
-    assert ends(source) == [SRC.tolist(), DST.tolist()] and source.num_nodes == (NUM_NODES,)
-    assert np.array_equal(rows(source.node_feats["n"]["feat"].values), feat)
-    assert np.array_equal(rows(source.node_feats["n"]["label"].values), np.arange(NUM_NODES))
-    assert bytes_in_memory(source) == 0
-
-
-def test_distinct_values_are_merged():
-    added = [RNG.integers(0, 1000, RNG.integers(0, 50)) for _ in range(40)]
-    assert np.array_equal(merged(added, np.dtype(np.int64)), np.unique(np.concatenate(added)))
 
 
 def test_a_scratch_folder_that_cannot_be_written_is_one_error(tmp_path):

@@ -2,6 +2,7 @@
 
 import bz2
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from table_files import ends, features, folder_of, read
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats import text_files
+from mpigraph.formats.input_files import in_natural_order
 from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.storage.part_config import PartConfig
@@ -51,8 +53,8 @@ def test_nodes_and_edges_of_two_csv_files(tmp_path, caplog):
     assert masks == [[1, 0, 0], [0, 1, 0], [0, 0, 0]] and feats["val_mask"].dtype == "bool"
     assert rows(source.edge_feats["_N:_E:_N"]["weight"].values).tolist() == [1, 0.5, 2]
     told = " ".join(caplog.messages)
-    for words in ("nodes.csv: column title is text", "2 categories", "'bio', 'math'", "seconds since 1970"):
-        assert words in told
+    words = ("nodes.csv: column title is text", "2 categories", "'bio', 'math'", "seconds since 1970")
+    assert all(its in told for its in words)
     check_parts(source, tmp_path / "out")
 
 
@@ -76,6 +78,11 @@ def test_types_by_names_of_files(tmp_path):
     assert rows(source.node_feats["paper"]["train_mask"].values).tolist() == [True, False]
     assert rows(source.node_feats["venue"]["feat"].values).tolist() == [[1, 2], [3, 4]]
     assert rows(source.edge_feats["paper:cites:paper"]["year"].values).tolist() == [1999]
+
+
+def test_numbers_in_names_count_by_their_value():
+    ordered = "01 1 9 10 part-2 part-10 part-10-1 part-10-2 part-10-11 part-x x".split()
+    assert [path.name for path in in_natural_order(map(Path, sorted(ordered)))] == ordered
 
 
 NODES_OF = {"2": "id,x\n0,1\n1,2\n", "3": "id,x\n0,1\n1,2\n2,3\n"}
@@ -297,7 +304,7 @@ def test_names_that_no_file_can_have(tmp_path):
     assert [ends(source, number) for number in range(2)] == [[[1], [0]], [[0], [0]]] and not source.left_out
     files["nodes_a.csv"] = files["nodes_b__to.csv"] = "id\n7\n"
     files["edges_a__b__to__a.csv"] = "src,dst\n7,7\n"
-    with pytest.raises(GraphDataError, match=r"edges_a__b__to__a can be read as .*: write %5F for _"):
+    with pytest.raises(GraphDataError, match=r"edges: .*a__b__to__a. can be read as .*: write %5F for _"):
         read(tmp_path, files)
 
 
@@ -362,16 +369,7 @@ def test_what_is_no_table_of_this_graph_is_named(tmp_path):
 def test_the_options_of_the_command(tmp_path, capsys):
     folder = folder_of(tmp_path / "in", {"n.csv": NODES, "e.csv": EDGES})
     start = ["partition", str(folder / "e.csv"), "--parts", "2", "-o", str(tmp_path / "out"), "--name", "g"]
-    options = [
-        "--columns",
-        "feat=f0,f1",
-        "--columns",
-        "label=subject",
-        "--categories",
-        "label",
-        "--types",
-        "seen=string",
-    ]
+    options = "--columns feat=f0,f1 --columns label=subject --categories label --types seen=string".split()
     assert main([*start, "--nodes", str(folder / "n.csv"), *options]) == 0
     assert "column seen is text" in capsys.readouterr().out
     features = PartConfig.read(tmp_path / "out" / "g.json").node_features["_N"]
