@@ -146,7 +146,7 @@ def x_npz(**arrays):
         (x_npz(edge_src=[0], edge_dst=[1]), "train_mask"),
         (
             x_npz(a__num_nodes=3, a__b__num_nodes=2, a__b__to__a__src=[0], a__b__to__a__dst=[1]),
-            r"a__b__to__a__(src|dst) can be read as \('a', 'b__to', 'a'\) and as \('a__b', 'to', 'a'\): rename",
+            r"'a__b__to__a' can be read as \('a', 'b__to', 'a'\) and as \('a__b', 'to', 'a'\): rename",
         ),
         (
             x_npz(a__num_nodes=3, a__to__b__src=[0], a__to__b__dst=[1]),
