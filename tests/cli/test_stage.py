@@ -227,4 +227,4 @@ def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
     assert "staging to node 0 (" in done.stderr and "staging to node 1 (" in done.stderr
-    assert len(re.findall(r"lacks space: staging to node \d \S+ needs .+, and .+ are free", done.stderr)) == 2
+    assert len(re.findall(r"lacks space: staging to node \d \S+ needs \S+ KiB, and \S+ KiB are free", done.stderr)) == 2
