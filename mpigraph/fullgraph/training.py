@@ -296,8 +296,8 @@ class FullGraph:
         total, count = climb(self._tree.top, at.get, lambda _, left, right: left + right)
         mean: _Tensor = total / count
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        own = values.to(dtype).masked_fill(~kept, 0.0).mul((kept / count).to(dtype)).sum()
-        return mean.to(dtype) + (own - own.detach())  # zero, with the gradient
+        counting = values.to(dtype).masked_fill(~kept, 0.0)
+        return _Mean.apply(counting, (kept / count).to(dtype), mean.to(dtype))  # type: ignore[no-any-return,no-untyped-call]
 
     # Checkpoints
 
@@ -589,6 +589,20 @@ class _Layers(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: _Tensor | None) -> tuple[_Tensor | None, ...]:
         return (None, *ctx.call.backward(grads, ctx.saved_tensors))
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over all trainers: a number that is known, with the gradient of this trainer's values."""
+
+    @staticmethod
+    def forward(ctx: Any, values: _Tensor, weights: _Tensor, mean: _Tensor) -> _Tensor:  # type: ignore[override]
+        ctx.save_for_backward(weights)
+        return mean.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor, None, None]:
+        return grad * ctx.saved_tensors[0], None, None
 
 
 def _parameters(of: Any) -> list[_Tensor]:

@@ -401,7 +401,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
 @pytest.mark.slow
 @several
 def test_odd_uses(job: SharedJob) -> None:
-    """Inputs that need gradients, 16 bits, no gradients, some parameters; more pieces than nodes."""
+    """Inputs that need gradients, 16 bits, no gradients, some parameters; more pieces than nodes, infinite numbers."""
     g = job.open(job.write(write_oracle, 12))
     fg = mg.FullGraph(g, pieces=150)
     ids = torch.arange(g.num_nodes())
@@ -418,6 +418,10 @@ def test_odd_uses(job: SharedJob) -> None:
     total = fg.mean(fg.nodes().double(), own % 2 == 0)
     on_all(job.trainers, total.item() == float(ids[::2].double().mean()), f"{total}")
     on_all(job.trainers, bool(torch.isnan(fg.mean(x.detach(), own < 0))), "no node counts")
+    endless = torch.where(own == 1, torch.inf, 1.0).requires_grad_()
+    (mean := fg.mean(endless)).backward()
+    ok = mean.item() == torch.inf and torch.allclose(endless.grad * len(ids), torch.ones(len(own)))
+    on_all(job.trainers, ok, f"{mean} {endless.grad}")
     one, two = nn.Parameter(torch.ones(WIDTH).double()), nn.Parameter(torch.ones(WIDTH).double())
     unused = nn.Parameter(torch.ones(3))
 
