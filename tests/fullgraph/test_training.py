@@ -389,7 +389,9 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = each.mean(F.cross_entropy(each(model, x).float(), y, reduction="none"))
         model.zero_grad()
+        model.eval()
         loss.backward()
+        model.train()
         first = first if each is again else [p.grad.clone() for p in model.parameters()]
     on_all(job.trainers, equal(first, [p.grad for p in model.parameters()]))
     skipped = fg.mean(fg(model, x))
