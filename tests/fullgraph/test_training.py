@@ -549,8 +549,18 @@ def test_a_checkpoint_goes_on_with_other_ranks(layout: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instead", ["g.barrier()", "raise RuntimeError('on purpose')", "sys.exit(3)"])
-def test_a_rank_that_leaves_the_others_ends_the_job(tmp_path: Path, oracle: Callable[..., str], instead: str) -> None:
+@pytest.mark.parametrize(
+    ("instead", "says"),
+    [
+        ("g.barrier()", "waiting in barrier"),
+        ("mg.checkpoint.save({}, checkpoint_id='saved')", "waiting in saving a checkpoint"),
+        ("raise RuntimeError('on purpose')", "on purpose"),
+        ("sys.exit(3)", ""),
+    ],
+)
+def test_a_rank_that_leaves_the_others_ends_the_job(
+    tmp_path: Path, oracle: Callable[..., str], instead: str, says: str
+) -> None:
     body = f"""
 import mpigraph as mg
 fg = mg.FullGraph(g)
@@ -560,4 +570,4 @@ if rank == 1:
 loss.backward()
 """
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0, MPIGRAPH_TIMEOUT="8")
-    assert status != 0 and "trainer 1/2 (rank 1)" in output and seconds < SOON, output
+    assert status != 0 and "trainer 1/2 (rank 1)" in output and says in output and seconds < SOON, output
