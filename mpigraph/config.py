@@ -280,7 +280,7 @@ def fast_boxes() -> bool:
 def tune_tcp() -> None:
     """Have UCX send over TCP in fragments of 512 kB, not 8: large rows then take 0.6 of the processor time.
 
-    UCX warns of settings that it does not read, so there are none where a variable of the user's excludes TCP.
+    UCX warns of settings that it does not read, so nothing is set where a variable of the user's excludes TCP.
     """
     settings = dict.fromkeys(("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"), "512k")
     ways, devices = (os.environ.get(name, "all") for name in ("UCX_TLS", "UCX_NET_DEVICES"))

@@ -24,7 +24,7 @@ from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer,
 from mpigraph.fullgraph.plan import Gradients, Key, Node, Piece, Tree, climb
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID
-from mpigraph.inference.layerwise import modules_of, steps_of
+from mpigraph.inference.layerwise import in_modes, modules_of, steps_of
 from mpigraph.inference.neighbourhoods import (
     Halo,
     Neighbourhoods,
@@ -247,11 +247,10 @@ class FullGraph:
                     raise InvalidArgumentError(f"{type(part).__name__} would average over a piece: use LayerNorm")
             states = [module.state_dict() for module in modules_of(model)]
             values = {f"{i} {name}": value for i, state in enumerate(states) for name, value in state.items()}
-            buffers = [buffer for module in modules_of(model) for buffer in module.buffers()]
             every, steps = list(dict.fromkeys(parameters)) or _parameters(model), steps_of(model)
             if isinstance(parameters, set | frozenset | _Tensor) or not all(isinstance(p, _Tensor) for p in every):
                 raise InvalidArgumentError("parameters must be a list of tensors: [*module.parameters()]")
-            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], buffers, x)
+            call = _Call(self, [_Layer(step, _parameters(step) or every) for step in steps], modules_of(model), x)
             if self._calls_to_models & (self._calls_to_models - 1) == 0:  # calls 1, 2, 4, 8, ...
                 values |= {f"parameter {i}": value for i, value in enumerate(call.parameters)}
                 for name, value in values.items():
@@ -296,8 +295,8 @@ class FullGraph:
         total, count = climb(self._tree.top, at.get, lambda _, left, right: left + right)
         mean: _Tensor = total / count
         dtype = values.dtype if values.is_floating_point() else torch.float32
-        own = values.to(dtype).masked_fill(~kept, 0.0).mul((kept / count).to(dtype)).sum()
-        return mean.to(dtype) + (own - own.detach())  # zero, with the gradient
+        counting = values.to(dtype).masked_fill(~kept, 0.0)
+        return _Mean.apply(counting, (kept / count).to(dtype), mean.to(dtype))  # type: ignore[no-any-return,no-untyped-call]
 
     # Checkpoints
 
@@ -353,12 +352,14 @@ class _Layer:
 class _Call:
     """Layers, one after the other, on all pieces."""
 
-    def __init__(self, fg: FullGraph, layers: list[_Layer], buffers: list[_Tensor], x: _Rows) -> None:
+    def __init__(self, fg: FullGraph, layers: list[_Layer], modules: list[nn.Module], x: _Rows) -> None:
         """Check the input; ``word`` is what must be the same on all trainers."""
         if torch.is_inference_mode_enabled():
             raise InvalidArgumentError("full graphs do not run in inference_mode(): use torch.no_grad()")
         self.fg, self.layers, self.typed, self.grad = fg, layers, isinstance(x, Mapping), torch.is_grad_enabled()
-        self.buffers, self.cast = buffers, (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
+        self.buffers = [buffer for module in modules for buffer in module.buffers()]
+        self.modes = [(part, part.training) for module in modules for part in module.modules()]
+        self.cast = (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))
         self.parameters = list(dict.fromkeys(p for layer in layers for p in layer.parameters))
         if any(p.device.type != "cpu" for p in self.parameters):
             raise InvalidArgumentError("the model must be on the CPU, as the rows are")
@@ -471,7 +472,7 @@ class _Call:
     def back_piece(self, layer: _Layer, piece: Piece, tables: dict[Any, _Tensor], grad_of: _Sums) -> _Sums:
         """Run a piece backward."""
         if layer.graphs is None:
-            with torch.enable_grad():
+            with torch.enable_grad(), in_modes(self.modes):
                 src, out = self.run_piece(layer, piece, tables)
         elif piece.node in layer.graphs:
             src, out = layer.graphs.pop(piece.node)
@@ -589,6 +590,20 @@ class _Layers(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: _Tensor | None) -> tuple[_Tensor | None, ...]:
         return (None, *ctx.call.backward(grads, ctx.saved_tensors))
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over all trainers: a number that is known, with the gradient of this trainer's values."""
+
+    @staticmethod
+    def forward(ctx: Any, values: _Tensor, weights: _Tensor, mean: _Tensor) -> _Tensor:  # type: ignore[override]
+        ctx.save_for_backward(weights)
+        return mean.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: _Tensor) -> tuple[_Tensor, None, None]:
+        return grad * ctx.saved_tensors[0], None, None
 
 
 def _parameters(of: Any) -> list[_Tensor]:

@@ -144,7 +144,8 @@ class Inference:
         with self._world.together("reading the input of inference"):
             for ntype, tensor in inputs.items():
                 tables[ntype] = self._input(tensor[torch.cat([halos[ntype].own, halos[ntype].ids])])
-        with _evaluating(self._model):
+        modules = (module for top in modules_of(self._model) for module in top.modules())
+        with in_modes([(module, False) for module in modules]), torch.no_grad():
             for number in range(len(self._steps)):
                 what = f"layer {number + 1} of {len(self._steps)} of inference"
                 rows = self._layer(number, what, tables)
@@ -332,14 +333,13 @@ def modules_of(model: object) -> list[nn.Module]:
 
 
 @contextmanager
-def _evaluating(model: object) -> Iterator[None]:
-    """Put the modules of a model into evaluation mode, without gradients, while the block runs."""
-    before = [(module, module.training) for top in modules_of(model) for module in top.modules()]
-    for module, _ in before:
-        module.training = False
+def in_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Have modules in training mode, or not, while the block runs."""
+    before = [(module, module.training) for module, _ in modes]
     try:
-        with torch.no_grad():
-            yield
+        for module, training in modes:
+            module.training = training
+        yield
     finally:
         for module, training in before:
             module.training = training

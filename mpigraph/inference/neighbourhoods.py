@@ -126,7 +126,7 @@ def in_step(
     finally:
         torch.set_num_threads(before)
     with world.meeting(doing):
-        told = gather_unlike(world.trainers, data)
+        told = gather_unlike(world.training, data)
     errors = [one[1:] if one.startswith(_ERROR) else b"" for one in told]
     if any(errors):
         raise joint_error(doing, errors, "trainer") from failure

@@ -18,7 +18,8 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
+from opcode import opname
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
@@ -136,11 +137,18 @@ def _exit(status: Any = None) -> NoReturn:
         del error  # or it would hold itself, by the traceback
 
 
+def _has_failed(frame: FrameType) -> bool:
+    """Return whether the code of a frame is a script's, which did not reach its end."""
+    code = frame.f_code
+    is_script = frame.f_back is None and code.co_name == "<module>"
+    return is_script and not opname[code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
 def _watch_end() -> None:
     """Have Python's flush of standard error at the end of a script find the ``SystemExit`` that was raised there.
 
-    Where Python has run a file, it flushes before it handles what was raised. Nothing but that error is then without a
-    traceback (before Python 3.12), or was raised where the script stands.
+    Where Python has run a file, it flushes before it handles what was raised. That error has the script's traceback,
+    or, before Python 3.12 and if nothing has caught it yet, none.
     """
     stream: Any = sys.stderr
     flush: Any = getattr(stream, "flush", None)
@@ -150,11 +158,13 @@ def _watch_end() -> None:
         if sys._getframe().f_back is not None:
             return
         del stream.flush
-        for error in gc.get_objects():
-            if issubclass(type(error), SystemExit):  # isinstance would ask objects what they say they are
-                trace = error.__traceback__
-                if trace is None or (trace.tb_frame.f_back is None and trace.tb_lasti == trace.tb_frame.f_lasti):
-                    _uncaught.append(error.code)
+        objects = gc.get_objects()
+        raised = [trace for trace in objects if type(trace) is TracebackType and _has_failed(trace.tb_frame)]
+        # not isinstance, which asks objects what they say they are
+        exits = [one for one in objects if issubclass(type(one), SystemExit)]
+        handled = [one.__context__ for one in exits]
+        uncaught = [one for one in exits if one.__traceback__ in (None, *raised) and one not in handled]
+        _uncaught.extend(one.code for one in uncaught if raised)
 
     if "flush" not in getattr(stream, "__dict__", ("flush",)):  # not yet watched, and no stream of the user's
         stream.flush = flush_and_look
@@ -166,7 +176,7 @@ def exit_status() -> int:
     It is 1 for an uncaught error that went to a hook of the user's instead of ours. That of ``raise SystemExit(3)`` is
     seen only where Python runs a file, see :func:`_watch_end`; else such a process counts as one that leaves early.
     """
-    code = _uncaught[-1] if _uncaught else None
+    code = _uncaught[0] if _uncaught else None  # then come those that it followed
     if code is None:
         return int(bool(_before) and getattr(sys, "last_value", None) is not None)
     return code & 0xFF if isinstance(code, int) else 1

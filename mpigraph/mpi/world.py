@@ -6,6 +6,7 @@ A *host* holds rows of the graph; a *trainer* runs the user's script. A *server*
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with this one      set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
+                             |- world.training    steps of training: layers, sparse gradients    main thread
                              |- hosts             requests to single hosts, and the replies      every thread
                              |- rounds            or sampling requests in rounds of all ranks    one thread at a time
                              |- leaders           one host of each node: board.Rounds            watchdog
@@ -76,6 +77,7 @@ class World:
         comm: all ranks; ``rank``/``size`` are this rank's place in it.
         node: the ranks on this rank's node.
         trainers: the trainers, or ``COMM_NULL`` on a server.
+        training: the trainers again, for steps of layers and optimizers: those of other calls do not match theirs.
         hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
         host_index: this rank's place in ``hosts``, or -1.
         is_local: bool[H], the hosts whose memory this rank can load from.
@@ -118,6 +120,7 @@ class World:
         self.trainers.ranks = self.trainer_ranks.tolist()
         if self.is_trainer:
             self._own(self.trainers)
+            self.training = self._own(self.trainers.Dup())
         self.watchdog = self._watch_all()
         self._made.callback(self.watchdog.close)
         self.witness: Witness | None = None

@@ -370,7 +370,9 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             loss = each.mean(F.cross_entropy(each(model, x).float(), y, reduction="none"))
         model.zero_grad()
+        model.eval()
         loss.backward()
+        model.train()
         first = first if each is again else [p.grad.clone() for p in model.parameters()]
     on_all(job.trainers, equal(first, [p.grad for p in model.parameters()]))
     skipped = fg.mean(fg(model, x))
@@ -382,7 +384,7 @@ def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob) -> None:
 @pytest.mark.slow
 @several
 def test_odd_uses(job: SharedJob) -> None:
-    """Inputs that need gradients, 16 bits, no gradients, some parameters; more pieces than nodes."""
+    """Inputs that need gradients, 16 bits, no gradients, some parameters; more pieces than nodes, infinite numbers."""
     g = job.open(job.write(write_oracle, 12))
     fg = mg.FullGraph(g, pieces=150)
     ids = torch.arange(g.num_nodes())
@@ -399,6 +401,10 @@ def test_odd_uses(job: SharedJob) -> None:
     total = fg.mean(fg.nodes().double(), own % 2 == 0)
     on_all(job.trainers, total.item() == float(ids[::2].double().mean()), f"{total}")
     on_all(job.trainers, bool(torch.isnan(fg.mean(x.detach(), own < 0))), "no node counts")
+    endless = torch.where(own == 1, torch.inf, 1.0).requires_grad_()
+    (mean := fg.mean(endless)).backward()
+    ok = mean.item() == torch.inf and torch.allclose(endless.grad * len(ids), torch.ones(len(own)))
+    on_all(job.trainers, ok, f"{mean} {endless.grad}")
     one, two = nn.Parameter(torch.ones(WIDTH).double()), nn.Parameter(torch.ones(WIDTH).double())
     unused = nn.Parameter(torch.ones(3))
 
@@ -520,8 +526,18 @@ def test_a_checkpoint_goes_on_with_other_ranks(layout: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instead", ["g.barrier()", "raise RuntimeError('on purpose')", "sys.exit(3)"])
-def test_a_rank_that_leaves_the_others_ends_the_job(tmp_path: Path, oracle: Callable[..., str], instead: str) -> None:
+@pytest.mark.parametrize(
+    ("instead", "says"),
+    [
+        ("g.barrier()", "waiting in barrier"),
+        ("mg.checkpoint.save({}, checkpoint_id='saved')", "waiting in saving a checkpoint"),
+        ("raise RuntimeError('on purpose')", "on purpose"),
+        ("sys.exit(3)", ""),
+    ],
+)
+def test_a_rank_that_leaves_the_others_ends_the_job(
+    tmp_path: Path, oracle: Callable[..., str], instead: str, says: str
+) -> None:
     body = f"""
 import mpigraph as mg
 fg = mg.FullGraph(g)
@@ -531,4 +547,4 @@ if rank == 1:
 loss.backward()
 """
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0, MPIGRAPH_TIMEOUT="8")
-    assert status != 0 and "trainer 1/2 (rank 1)" in output and seconds < SOON, output
+    assert status != 0 and "trainer 1/2 (rank 1)" in output and says in output and seconds < SOON, output

@@ -59,6 +59,33 @@ def test_ctrl_c_does_not_come_between_an_error_and_its_report() -> None:
     assert "LookupError: the text of an error" in done.output and "UnboundLocalError" not in done.output
 
 
+ENDS = """
+import atexit, os, sys
+from mpigraph.mpi import abort
+abort.guard("trainer 0/2", 0)
+atexit.register(lambda: os.write(1, b"%d" % abort.exit_status()))
+def leave(): raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("leave()", 3),
+        ("try: leave()\nfinally: print(end='')", 3),
+        ("with open(os.devnull): leave()", 3),
+        ("try: sys.exit(3)\nexcept SystemExit as error: raise SystemExit(4) from error", 4),
+        ("try: leave()\nexcept SystemExit: sys.exit(0)", 0),
+        ("kept = SystemExit(3)", 0),
+        ("try: leave()\nexcept SystemExit as error: kept = error", 0),
+    ],
+)
+def test_the_status_of_a_script_is_known_at_exit(tmp_path: Path, end: str, status: int) -> None:
+    (tmp_path / "script.py").write_text(ENDS + end)
+    done = run_job([sys.executable, tmp_path / "script.py"], clean_environment())
+    assert (done.status, done.output) == (status, str(status))
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_witness_names_who_dies(when: str) -> None:
     """Also if it starts too late to see the rank."""

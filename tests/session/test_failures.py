@@ -330,6 +330,16 @@ context.serve = serve
         more={"servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "1"},
         suite=True,
     ),
+    "one saves, others step": Script(
+        """
+e = dist.DistEmbedding(g.num_nodes(), 2)
+step = dist.optim.SparseAdam([e], lr=0.1).step
+import mpigraph.checkpoint
+mpigraph.checkpoint.save({}, checkpoint_id="saved") if rank == 0 else step()
+""",
+        ("waiting in saving a checkpoint", "waiting in step of SparseAdam"),
+        more={"MPIGRAPH_TIMEOUT": "8"},
+    ),
     "too many servers": Script(
         "", ("num_servers=3 leaves no trainer on node 0, which has 3 rank(s)",), more={"servers": 3}, suite=True
     ),

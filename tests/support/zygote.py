@@ -20,6 +20,8 @@ import tempfile
 import types
 from typing import Any
 
+from mpigraph import config
+
 MOST = 512  # files that a launcher leaves open for a rank
 
 
@@ -113,6 +115,7 @@ def become(job: dict[str, Any], files: list[int]) -> tuple[types.CodeType, dict[
     assert job["environment"].get("OMP_NUM_THREADS") == "1", "OpenMP has read its environment already"
     os.environ.clear()
     os.environ.update(job["environment"])
+    config.disable_fast_boxes()  # as the library does when it is imported, which it is already
     os.chdir(job["directory"])
     tempfile.tempdir = None  # read TMPDIR again
     sys.stdin = open(0, closefd=False)
