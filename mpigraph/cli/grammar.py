@@ -87,7 +87,7 @@ class Partition:
         "INPUT",
         "an .npz, HDF5, .csv or .parquet file, or the .json of a partitioned graph, also of DGL; or the directory of a "
         "generated graph, of OGB, MAG240M, IGB, GraphBolt, DGL's chunked format or PyG's Partitioner, or of tables "
-        "such as nodes.csv and edges.csv (examples/README.md; examples/inputs.md has recipes for other formats)",
+        "such as nodes.csv and edges.csv (examples/partitioning.md; examples/inputs.md has recipes for other formats)",
     )
     out: str = _out()
     parts: int | None = option(
@@ -96,7 +96,7 @@ class Partition:
     method: str | None = option("how nodes are assigned to parts (metis)", "random|metis|multilevel")
     assignment: str | None = option(
         "parts made elsewhere: a .npy file or a text file with the part of each node, or a folder with a file for each "
-        "node type (examples/README.md)",
+        "node type (examples/partitioning.md)",
         "PATH",
     )
     balance_train: bool = option("spread the training nodes evenly", default=False)
@@ -158,7 +158,9 @@ class Partition:
         default=False,
         **_TABLES,
     )
-    decimal: str = option("what stands in numbers before a fraction", default=".", choices=(".", ","), **_TABLES)
+    decimal: str = option(
+        "what stands in numbers before a fraction (%(default)s)", ".|,", ".", choices=(".", ","), **_TABLES
+    )
     node_type: str | None = option("the column of a table of nodes that has the type of each", "COLUMN", **_TABLES)
     edge_type: str | None = option(
         "the column of a table of edges that has the name of the relation of each", "COLUMN", **_TABLES

@@ -117,6 +117,7 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
         add_reverse=options.add_reverse,
         nodes=files,
         tables=tables,
+        assignment=options.assignment,
         exchange=exchange,
     )
 
