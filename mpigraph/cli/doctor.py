@@ -135,5 +135,6 @@ def report(options: Report) -> int:
     verdict = judge(summary)
     write_page(folder, summary)
     page = str(folder / "report.html")
-    show(verdict._asdict() | {"page": page}, "" if options.json else f"{verdict.text}\n{page}")
+    text = "\n".join(filter(None, (verdict.text, verdict.remedy, page)))
+    show(verdict._asdict() | {"remedy": verdict.remedy, "page": page}, "" if options.json else text)
     return 0

@@ -84,13 +84,14 @@ class Partition:
         "INPUT",
         "an .npz, HDF5, .csv or .parquet file, or the .json of a partitioned graph, also of DGL; or the directory of a "
         "generated graph, of OGB, MAG240M, IGB, GraphBolt, DGL's chunked format or PyG's Partitioner, or of tables "
-        "such as nodes.csv and edges.csv (examples/README.md; examples/inputs.md has recipes for other formats)",
+        "such as nodes.csv and edges.csv (examples/partitioning.md; examples/inputs.md has recipes for other formats)",
     )
     out: str = _out()
     parts: int | None = option("number of parts (default: those of an INPUT that is partitioned)", "N")
     method: str | None = option("how nodes are assigned to parts (metis)", "random|metis|multilevel")
     assignment: str | None = option(
-        "parts made elsewhere: a .npy or text file with the part of each node, or a folder with one for each node type",
+        "parts made elsewhere: a .npy or text file with the part of each node, or a folder with one for each node type "
+        "(examples/partitioning.md)",
         "PATH",
     )
     balance_train: bool = option("spread the training nodes evenly", default=False)

@@ -137,6 +137,7 @@ def _read(options: Partition, scratch: str | Path, exchange: Exchange) -> GraphS
         add_reverse=options.add_reverse,
         nodes=files,
         tables=chosen(TableOptions, vars(options) | values),
+        assignment=options.assignment,
         exchange=exchange,
     )
 

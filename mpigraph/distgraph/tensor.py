@@ -182,6 +182,7 @@ class DistTensor:
         All of these are raised on every trainer.
         """
         session = self.handle.session
+        session.control.call(Operation.SAVE_TENSOR)  # else a trainer that saves alone waits until the job's timeout
         with session.world.together(f"saving tensor {self.name!r}"):
             file = _npy_path(path)
         blocks = self.in_original_order()

@@ -61,6 +61,7 @@ def read_source(
     add_reverse: bool = False,
     nodes: Sequence[str | os.PathLike[str]] = (),
     tables: TableOptions | None = None,
+    assignment: str | os.PathLike[str] | None = None,
     exchange: Exchange = ALONE,
 ) -> GraphSource:
     """Read a graph. A warning names each thing in the input that is not part of it (``left_out`` of the result).
@@ -75,6 +76,7 @@ def read_source(
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
         tables: what the columns of csv and parquet files are.
+        assignment: what the caller gives to :func:`read_assignment`; in the graph's folder it is not left out.
         exchange: ranks that read the same graph; they divide files of text among them, so several files are
             read faster than one; those of a node share what was read.
 
@@ -93,6 +95,10 @@ def read_source(
         num_nodes, ranks, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
     )
     source = _read_path(path, options)
+    if assignment is not None:
+        name = os.path.relpath(os.path.realpath(assignment), path.resolve())
+        unread = tuple(thing for thing in source.left_out if thing != name and not thing.startswith(f"{name}/ ("))
+        source = replace(source, left_out=unread)
     vars(source)["ranks"] = ranks  # whose files lie as long as the graph
     if source.left_out:
         get_logger().warning("%s: left out: %s", path, "; ".join(source.left_out))

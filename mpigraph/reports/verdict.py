@@ -45,6 +45,8 @@ STAGES = {
     "own": "waiting for another thread of this rank",
 }
 """The stages in words."""
+_SAMPLE = "Use more threads, smaller fanouts, or LaborSampler"
+_MODEL = "Nothing here is wasted: use a faster model or more trainers"
 _REMEDIES = {
     ("trainer", "stage"): "The script does more there (evaluation, logging), or its processor is slow or shared",
     ("trainer", "sudden"): "Look for what the script does there every so many steps: a checkpoint, a print, a copy",
@@ -56,9 +58,13 @@ _REMEDIES = {
     ("", "memory"): "Use smaller caches, features in 16 bits (feat_dtype), or more nodes",
     ("", "processor"): "Use fewer ranks or threads (OMP_NUM_THREADS) on a node, and no other jobs there",
     ("balanced", "fetch"): "Use a larger cache, parts by METIS, features in 16 bits, or LaborSampler",
-    ("balanced", "sample"): "Use more threads, smaller fanouts, or LaborSampler",
     ("balanced", "meet"): "Use fewer, larger steps, or a faster network or backend for gradients",
-    ("balanced", "step"): "Nothing here is wasted: use a faster model or more trainers",
+    ("balanced", "sample"): _SAMPLE,
+    ("balanced", "plan"): _SAMPLE,
+    ("balanced", "place"): _SAMPLE,
+    ("balanced", "step"): _MODEL,
+    ("balanced", "forward"): _MODEL,
+    ("balanced", "backward"): _MODEL,
 }
 _PAGE = "examples/README.md of mpigraph has a section on each verdict: 'Why is my job slow'"
 
@@ -453,7 +459,7 @@ def _balanced(summary: Summary, table: StepTable) -> Verdict:
         text = f"trainers wait {time} for one another, as for gradients"
     elif bound == "delay":
         what, stages = "processors", ()
-        text = f"trainers could run and had none {time}"
+        text = f"trainers wait {time} for one"
     head = "Balanced" if len(table.trainers) > 1 else "One trainer"
     if len(table.trainers) == 1 < len(summary.trainers):  # it may have evaluated alone
         head = f"Only {table.trainers[0].name} did enough steps to be judged"

@@ -42,6 +42,7 @@ class Operation(Enum):
     PREPARE_WEIGHTS = "preparing weights"
     PREPARE_TIMES = "preparing times"
     FREE = "freeing tensors"
+    SAVE_TENSOR = "saving a tensor"
     BARRIER = "barrier"
     BEGIN_REPORT = "report()"
     END_REPORT = "the end of report()"
@@ -121,6 +122,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     Operation.PREPARE_WEIGHTS: lambda store, args: store.prepare(EdgeWeights, ([number] for number in args["numbers"])),
     Operation.PREPARE_TIMES: lambda store, args: store.prepare(EdgeTimes, args["pairs"]),
     Operation.FREE: _free,
+    Operation.SAVE_TENSOR: lambda store, args: store.rows.segments.sync(),
     Operation.BARRIER: lambda store, args: store.rows.segments.sync(),
     Operation.SHUTDOWN: _shut_down,
 }

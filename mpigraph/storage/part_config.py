@@ -301,6 +301,8 @@ def text_of(path: str | os.PathLike[str]) -> bytes:
             return file.read()
     except OSError as error:
         what = _not_cut(path) if path.is_dir() else str(error.strerror)
+        if isinstance(error, FileNotFoundError):
+            what += f" (the folder {next(folder for folder in path.absolute().parents if folder.is_dir())} exists)"
         raise PartitionError(f"{path}: cannot read the partition configuration: {what}") from error
 
 

@@ -97,6 +97,7 @@ def test_the_page_of_a_report_is_made_again_and_the_verdict_printed(tmp_path: Pa
     assert main(["report", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("Trainer 3 on node n3 is the slowest: ") and printed.endswith("report.html\n")
+    assert "\nThe script does more there" in printed
     assert "Trainer 3 on node n3 is the slowest: " in (tmp_path / "report.html").read_text()
     (tmp_path / "summary.json").write_text('{"format": "mpigraph report", "version": 7}')
     assert main(["report", str(tmp_path)]) == 2

@@ -227,6 +227,11 @@ def test_trainers_in_different_calls_get_one_error(g: dist.DistGraph) -> None:
             g.barrier()
         else:
             dist.DistTensor((NUM_NODES,), torch.int64)
+    with pytest.raises(CollectiveError, match=r"\(s\) 0 in saving a tensor at .*:\d+; .*\(s\) 1.* in barrier"):
+        if g.rank() == 0:
+            g.ndata["feat"].save("alone.npy")
+        else:
+            g.barrier()
     with pytest.raises(CollectiveError, match="with different arguments"):
         dist.DistTensor((NUM_NODES,), torch.int64, f"mine-{g.rank()}")
     with pytest.raises(CollectiveError, match="with different arguments.*'filled': False"):  # no wait for the others

@@ -107,6 +107,18 @@ def test_partition_takes_the_parts_and_their_number(tmp_path, capsys):
             begin += len(ids)
 
 
+def test_parts_in_the_graphs_folder_are_not_left_out(tmp_path, capsys):
+    graph = tmp_path / "g"
+    (graph / "parts").mkdir(parents=True)
+    for name in ("edge_src", "edge_dst"):
+        np.save(graph / f"{name}.npy", np.arange(10))
+    for name in ("parts/_N.txt", "all.txt"):
+        np.savetxt(graph / name, np.arange(10) % 2, fmt="%d")
+    for given, other in (("parts", "all.txt"), ("all.txt", "parts/ (1 file)")):
+        assert main(["partition", str(graph), "--assignment", str(graph / given), "-o", str(tmp_path / given)]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"left out of {graph}: {other}"
+
+
 def test_a_file_of_parts_beside_the_graph_stays(tmp_path):
     np.savez(tmp_path / "g.npz", edge_src=np.arange(10), edge_dst=np.arange(10)[::-1])
     given = tmp_path / "out" / "g.assignment"  # a run of its own keeps parts there in a file with nearly this name

@@ -105,7 +105,9 @@ def test_sentences() -> None:
     assert re.match(
         r"Trainer 3 on node n3 is slow in 5 of 50 steps \(\d+, \d+, \d+ and 2 more\), by 0\.\d+ s each: ", text
     )
-    assert judge(made(1, Setup())).text.startswith("Balanced; bound by backward pass and forward pass: ")
+    verdict = judge(made(1, Setup()))
+    assert verdict.text.startswith("Balanced; bound by backward pass and forward pass: ")
+    assert verdict.remedy.startswith("Nothing here is wasted")
     assert judge(made(1, Setup(trainers=1))).text.startswith("One trainer; bound by ")
 
 
@@ -226,7 +228,7 @@ def test_a_lack_of_processors_everywhere_is_what_a_job_is_bound_by() -> None:
         verdict = judge(made(seed, setup))
         assert (verdict.kind, verdict.reason) == ("balanced", "processor")
         assert re.match(
-            r"Balanced; bound by processors: trainers could run and had none [\d.]+ m?s of each [\d.]+ s step\.",
+            r"Balanced; bound by processors: trainers wait [\d.]+ m?s of each [\d.]+ s step for one\.",
             verdict.text,
         )
 
