@@ -83,7 +83,7 @@ def head_of(path: Path, form: TextForm) -> Head:
         fields = [name.strip() for name in next(csv.reader([text], delimiter=delimiter, strict=True), [""])]
     has_names = not form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
     unnamed = [*form.first, *(f"column{n}" for n in range(len(form.first), len(fields)))]
-    names = fields if has_names else unnamed[: len(fields)] if text else unnamed
+    names = fields if has_names else unnamed if form.headless and not text else unnamed[: len(fields)]
     return Head(names, delimiter, begin + len(line) * has_names, skipped + has_names + 1, [] if has_names else fields)
 
 

@@ -140,14 +140,3 @@ def test_options_that_contradict_the_parts(tmp_path, capsys, arguments, message)
     given = ["--assignment", str(write_folder(tmp_path / "in")), "-o", str(tmp_path / "out")]
     assert main(["partition", str(write_graph(tmp_path / "g.npz")), *given, *arguments]) == 2
     assert re.search(f"mpigraph partition: error: .*{message}", capsys.readouterr().err)
-
-
-def test_a_partitioned_graph_keeps_its_parts(tmp_path):
-    graph = write_graph(tmp_path / "g.npz")
-    given = ["--assignment", str(write_npy(tmp_path)), "--parts", "6"]
-    assert main(["partition", str(graph), *given, "-o", str(tmp_path / "a")]) == 0
-    assert main(["partition", str(tmp_path / "a" / "g.json"), "-o", str(tmp_path / "b")]) == 0
-    first, second = (read_partition(tmp_path / name / "g.json") for name in "ab")
-    assert second.parts.number == 6 and np.array_equal(first.parts.of_nodes, second.parts.of_nodes)
-    for some, other in zip(first.node_ids + first.edge_ids, second.node_ids + second.edge_ids, strict=True):
-        assert np.array_equal(some[:], other[:])

@@ -308,12 +308,6 @@ def test_names_that_no_file_can_have(tmp_path):
         read(tmp_path, files)
 
 
-def test_files_of_nodes_beside_a_file_of_edges(tmp_path):
-    folder = folder_of(tmp_path / "in", {"n.csv": "id,label\n1,0\n0,1\n", "e.csv": "0,1\n1,1\n"})
-    source = read_source(folder / "e.csv", nodes=[folder / "n.csv"])
-    assert ends(source) == [[1, 0], [0, 0]] and rows(source.node_feats["_N"]["label"].values).tolist() == [0, 1]
-
-
 UNKNOWN = "column dst: an edge has the id [x7], which no row of the table"
 SPLIT = {"nodes.csv": "id,split\n1,train\n2,third\n", "edges.csv": "src,dst\n1,1\n"}
 
