@@ -22,7 +22,7 @@ FIRST_WITH_TORCH = LAYER_OF["graphs"]
 ONLY_IN = {
     "numba": ("kernels",),
     "mpi4py": ("mpi", "rows", "sampling", "session", "process_group"),
-    "h5py": ("storage",),
+    "h5py": ("storage", "formats/named_arrays.py"),
     "pymetis": ("partition/metis.py",),
     "pyarrow": ("formats/arrow_values.py",),
     "yaml": ("formats/graphbolt.py",),
