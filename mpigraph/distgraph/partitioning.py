@@ -67,7 +67,7 @@ def partition_graph(
     store_inner_edge: bool = False,
     n_jobs: int = 1,
     overwrite: bool = False,
-) -> tuple[Any, Any] | None:
+) -> Any:  # None or a pair, as return_mapping says: no script should have to tell which
     """Partition a graph and write the parts to ``out_path``.
 
     Features go along; fields that DGL reserves for ids and types are left out. The graph is not changed.
