@@ -140,7 +140,7 @@ class Reporting:
         report.write(self._path, summary)
         report.write_trace(self._path, summary, map(zlib.decompress, traces))
         write_page(self._path, summary)
-        get_logger().info("the report is %s", self._path / report.PAGE)
+        get_logger().warning("the report is %s", self._path / report.PAGE)
 
     def _job(self) -> report.Job:
         import torch  # here, since a server needs none of it
