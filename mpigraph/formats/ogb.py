@@ -125,8 +125,9 @@ class _Raw:
             self.counts = once(zip(names, map(int, counts), strict=True))
         path, *triples = self._lines("triplet-type-list.csv.gz")
         with reading(path):
-            for relation in once((relation_of(",".join(its), ",", self.counts, path), None) for its in triples):
-                self._read_folder(self.folder / "relations" / _SEPARATOR.join(relation), "edge", relation)
+            relations = once((relation_of(",".join(its), ",", self.counts, path), None) for its in triples)
+        for relation in relations:
+            self._read_folder(self.folder / "relations" / _SEPARATOR.join(relation), "edge", relation)
         for name in ("feat", "label"):
             self.files.read(self.folder / f"nodetype-has-{name}.csv.gz")  # the folders tell it, too
             for ntype in self.counts:
@@ -164,8 +165,11 @@ class _Raw:
     def _read_folder(self, folder: Path, kind: str, owner: Owner) -> None:
         """Read the files of text in a folder that are of nodes, or of edges."""
         if isinstance(owner, tuple):
-            src, dst = self._columns(folder / "edge.csv.gz", "int64")
-            self.edges[owner] = src, dst
+            path = folder / "edge.csv.gz"
+            ends = self._columns(path, "int64")
+            if len(ends) != 2:
+                raise GraphDataError(f"{path}: has {len(ends)} columns, not sources and destinations")
+            self.edges[owner] = ends[0], ends[1]
         for path in sorted(folder.glob("*.csv.gz")):
             of_kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
             if of_kind == kind:

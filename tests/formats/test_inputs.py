@@ -274,7 +274,10 @@ def test_chunked_graph_of_dgl(tmp_path, kind, absolute):
             r"edges of user:likes:item must have 71 rows \(got 70",
         ),
         (lambda m: m["node_data"]["user"]["feat"]["data"].pop(0), "'feat' of 'user' must have 25 rows"),
-        (lambda m: m.update(node_data={"b": {}}), "metadata.json: node features for unknown type 'b'"),
+        (
+            lambda m: m["node_data"].update(b=m["node_data"]["user"]),
+            "metadata.json: node features for unknown type 'b'",
+        ),
     ],
 )
 def test_wrong_metadata_name_the_file(tmp_path, change, message):

@@ -93,11 +93,11 @@ def test_wrong_files_of_a_typed_dataset(tmp_path):
     path = write_typed(tmp_path / "mag")
     for name, lines, message in (
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
-        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "must have a count for each of the types"),
+        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "num-node-dict.csv.gz: cannot be read: zip"),
         ("split/time/paper/valid.csv.gz", ["3"], "paper/valid.csv.gz, row 0: there is no node 3 among 3"),
-        ("raw/relations/paper___cites___paper/edge.csv.gz", ["1,2,3"], "edge.csv.gz: .* Expected 2 columns, got 3"),
-        ("raw/num-node-dict.csv.gz", None, "num-node-dict.csv.gz is missing"),
-        ("raw/relations/paper___cites___paper/edge.csv.gz", None, "paper___cites___paper/edge.csv.gz is missing"),
+        ("raw/relations/paper___cites___paper/edge.csv.gz", ["1,2,3"], "edge.csv.gz: has 3 columns"),
+        ("raw/num-node-dict.csv.gz", None, "num-node-dict.csv.gz: cannot be read: No such file"),
+        ("raw/relations/paper___cites___paper/edge.csv.gz", None, "paper___cites___paper/edge.csv.gz: cannot be read: No such file"),
     ):
         kept = (path / name).read_bytes()
         (path / name).unlink() if lines is None else write(path / name, *lines)

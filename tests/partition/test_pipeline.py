@@ -123,6 +123,21 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, m
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])
+def test_planted_communities_are_found(tmp_path, method):
+    rng = np.random.default_rng(1)
+    block = np.repeat(np.arange(4), 250)
+    src = rng.integers(0, 1000, 8000)
+    inside = rng.random(8000) < 0.95
+    dst = np.where(inside, block[src] * 250 + rng.integers(0, 250, 8000), rng.integers(0, 1000, 8000))
+    shuffle = rng.permutation(1000)
+    source = homogeneous(1000, shuffle[src], shuffle[dst])
+    actual = partition_source(source, "m", 4, tmp_path / "m", method).report
+    random = partition_source(source, "r", 4, tmp_path / "r", "random").report
+    assert actual["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
+    assert actual["balance"]["nodes"] <= 1.05
+
+
+@pytest.mark.parametrize("method", ["metis", "multilevel"])
 def test_nodes_without_a_class_count_as_nodes_alone(tmp_path, method):
     src, dst = power_law(2000, 20000)
     source = homogeneous(2000, np.concatenate([src, dst]), np.concatenate([dst, src]))
