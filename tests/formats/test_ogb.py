@@ -97,7 +97,11 @@ def test_wrong_files_of_a_typed_dataset(tmp_path):
         ("split/time/paper/valid.csv.gz", ["3"], "paper/valid.csv.gz, row 0: there is no node 3 among 3"),
         ("raw/relations/paper___cites___paper/edge.csv.gz", ["1,2,3"], "edge.csv.gz: has 3 columns"),
         ("raw/num-node-dict.csv.gz", None, "num-node-dict.csv.gz: cannot be read: No such file"),
-        ("raw/relations/paper___cites___paper/edge.csv.gz", None, "paper___cites___paper/edge.csv.gz: cannot be read: No such file"),
+        (
+            "raw/relations/paper___cites___paper/edge.csv.gz",
+            None,
+            "paper/edge.csv.gz: cannot be read: No such file",
+        ),
     ):
         kept = (path / name).read_bytes()
         (path / name).unlink() if lines is None else write(path / name, *lines)
