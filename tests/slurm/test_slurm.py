@@ -96,7 +96,7 @@ def test_staging_again_copies_nothing(cluster: Cluster, parts: Path, tmp_path: P
     commands = {"setup": SETUP, "train": '    echo "read $PART_CONFIG"'}
     assert "3 files" in run(cluster, tmp_path, "train", changes, commands)[1]
     result, output = run(cluster, tmp_path, "train", changes, commands)
-    assert result["JobState"] == "COMPLETED" and output.count("0 files copied (0.0 MiB), 3 kept") == 2, output
+    assert result["JobState"] == "COMPLETED" and output.count("0 files copied (0.0 KiB), 3 kept") == 2, output
     assert f"read {cluster.local}/again/S.json" in output
 
 
