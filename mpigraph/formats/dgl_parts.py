@@ -143,7 +143,11 @@ class _Rows:
             path = self._config.file(part, f"{self.kind}_feats")
             with reading(path):
                 for key, feature in read_tensors(path).items():
-                    chunks.setdefault(self._type_and_name(key), []).append(feature)
+                    t, name = self._type_and_name(key)
+                    count, shape = self.sizes[t, part], feature.values.shape
+                    if shape[:1] != (count,):  # else the sum may be right, with rows of another part
+                        raise GraphDataError(f"{key!r} must have {count} rows (got shape {list(shape)})")
+                    chunks.setdefault((t, name), []).append(feature)
         feats: list[dict[str, Feature]] = [{} for _ in self.names]
         for (t, name), of_parts in chunks.items():
             feats[t][name] = _feature(name, of_parts)

@@ -95,6 +95,7 @@ class _Raw:
     files: FolderFiles
     ranks: ReadingRanks
     counts: dict[str, int] = field(default_factory=dict)
+    said: dict[Relation, int] = field(default_factory=dict)  # numbers of edges
     edges: dict[Relation, tuple[RowArray, RowArray]] = field(default_factory=dict)
     feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -142,23 +143,28 @@ class _Raw:
             ids = {}
             for path in (train.with_name(f"{name}.csv.gz") for name in ("train", "valid", "test")):
                 columns = self._columns(path, "int64")
-                ids[path.name.partition(".")[0]] = str(path), np.asarray(columns[0][:])
+                ids[path.name.partition(".")[0]] = str(path), np.asarray(columns[0][:] if columns else [])
             ntype = train.parent.name if of_types else DEFAULT_NTYPE
             self.feats[ntype] = self.feats.get(ntype, {}) | masks_of(ids, self.counts[ntype])
 
     def source(self) -> GraphSource:
+        for relation, count in self.said.items():
+            found = len(self.edges[relation][0]) if relation in self.edges else 0
+            if count != found:  # a file of edges that is not whole
+                raise GraphDataError(f"the number of edges of {relation} is said to be {count}, but there are {found}")
         node_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, str)}
         edge_feats = {owner: feats for owner, feats in self.feats.items() if isinstance(owner, tuple)}
         return graph_of(self.counts, self.edges, node_feats, edge_feats)
 
     def _add(self, place: str, owner: Owner, name: str, values: RowArray) -> None:
         """Add an array of a node type or relation, which ``place`` holds; a name "" means their number."""
-        if isinstance(owner, str) and not name:
-            (self.counts[owner],) = np.asarray(values[:]).reshape(-1).tolist()
+        if not name:
+            numbers: dict[Any, int] = self.counts if isinstance(owner, str) else self.said  # type: ignore[assignment]
+            (numbers[owner],) = np.asarray(values[:]).reshape(-1).tolist()
         elif name == "index":
             assert isinstance(owner, tuple) and isinstance(values, np.ndarray)  # only arrays of npz are called so
             self.edges[owner] = ends_of(place, values)
-        elif name:
+        else:
             rows = as_column(values) if name == "label" and isinstance(values, np.ndarray) else values
             self.feats.setdefault(owner, {})[name] = feature_of(name, rows)
 

@@ -72,7 +72,7 @@ class _Parts:
                 feats[ntype]["time"] = _feature([table["time"]])
 
         def ends(relation: Relation, name: str) -> RowArray:
-            return Reordered(_joined(graphs[relation], name), order[relation])
+            return _reordered(_joined(graphs[relation], name), order[relation])
 
         return graph_of(
             counts,
@@ -113,12 +113,18 @@ class _Parts:
         by_part = [{**table.get("feats", {}), "time": table.get("edge_time")} for table in tables]
         names = sorted({name for feats in by_part for name, values in feats.items() if values is not None})
         found = {name: _feature([feats[name] for feats in by_part]) for name in names}
-        return {name: its._replace(values=Reordered(its.values, order)) for name, its in found.items()}
+        return {name: its._replace(values=_reordered(its.values, order)) for name, its in found.items()}
 
 
 def _joined(tables: Sequence[Table], name: str) -> RowArray:
     """Return integers of all parts one after another."""
     return concatenated([table[name].numpy() for table in tables])
+
+
+def _reordered(values: RowArray, order: I64) -> RowArray:
+    if len(values) != len(order):  # other rows would be taken for these, in silence
+        raise GraphDataError(f"a tensor has {len(values)} rows in all parts, but there are {len(order)} ids")
+    return Reordered(values, order)
 
 
 def _load(path: Path) -> Any:

@@ -151,6 +151,10 @@ def rewrite(path: Path, change) -> None:
         (lambda text: text.replace('"ntypes"', '"types"'), "node_map has no types, as before DGL 1.0"),
         (lambda text: text.replace('"part_graph": "part1/graph.dgl"', '"part_graph_graphbolt": "a.pt"'), "is a pickle"),
         (lambda text: text.replace('"node_feats": "part0', '"node_feats": "part1'), "must have .* rows"),
+        (
+            lambda text: re.sub("part(.)(/node_feat)", lambda m: f"part{1 - int(m[1])}{m[2]}", text),
+            "'author/id' must have 27 rows",
+        ),
     ],
 )
 def test_configurations_that_contradict_the_files(tmp_path, change, message):

@@ -29,7 +29,7 @@ def write_text(folder, split="mine"):
     write(raw / "node_pos.csv.gz", "0,1", "2,3.5", "4,5", "6,7")
     write(raw / "species.csv.gz", 3702, 4932, 3702, 9606)
     write(raw / "node-label.csv.gz", 0, 1, 0, 1)
-    for name, ids in (("train", (0, 3)), ("valid", (1,)), ("test", (2,))):
+    for name, ids in (("train", (0, 3)), ("valid", ()), ("test", (2,))):
         write(folder / "split" / split / f"{name}.csv.gz", *ids)
     return folder
 
@@ -102,6 +102,7 @@ def test_wrong_files_of_a_typed_dataset(tmp_path):
             None,
             "paper/edge.csv.gz: cannot be read: No such file",
         ),
+        ("raw/relations/paper___cites___paper/num-edge-list.csv.gz", [4], "is said to be 4, but there are 3"),
     ):
         kept = (path / name).read_bytes()
         (path / name).unlink() if lines is None else write(path / name, *lines)
@@ -170,6 +171,7 @@ def test_what_no_file_says_is_asked(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("name", "lines", "error"),
     [
+        ("num-edge-list.csv.gz", [4], r"of \('_N', '_E', '_N'\) is said to be 4, but there are 3"),
         ("num-node-list.csv.gz", [2, 2], "num-node-list.csv.gz: cannot be read: too many values"),
         ("node_year.csv.gz", [1, 2, 3], "'year' of '_N' must have 4 rows"),
         ("edge_reltype.csv.gz", [1], "'reltype' of '_N:_E:_N' must have 3 rows"),

@@ -106,6 +106,14 @@ def test_a_typed_graph_gives_the_parts_of_the_original_bit_for_bit(tmp_path, mon
         assert np.array_equal(found.node_feats[ntype]["x"].values[:], data[ntype].x[ids])
 
 
+def shorten(path: Path, name: str) -> None:
+    """Save what a file of a part holds without the first row of a tensor."""
+    table = torch.load(path, weights_only=False)
+    rows = table if name in table else table["feats"]
+    rows[name] = rows[name][1:].clone()
+    torch.save(table, path)
+
+
 class Harmful:
     """Runs code when it is unpickled."""
 
@@ -123,6 +131,8 @@ class Harmful:
         (lambda p: torch.save(torch.zeros(59), p / "node_map.pt"), "node_map.pt must hold one integer for each node"),
         (lambda p: torch.save(torch.zeros(59, dtype=int), p / "node_map.pt"), "global_id: the parts do not have every"),
         (lambda p: shutil.copy(p / "part_0" / "graph.pt", p / "part_1"), "edge_id: the parts"),
+        (lambda p: shorten(p / "part_1" / "graph.pt", "row"), "META.json: a tensor has 299 rows in all parts"),
+        (lambda p: shorten(p / "part_1" / "node_feats.pt", "x"), "a tensor has 59 rows in all parts, but there are 60"),
         (lambda p: (p / "META.json").write_text('{"num_parts": 2, "is_hetero": false}'), "an older PyG wrote these"),
         (lambda p: (p / "META.json").write_text("[]"), "META.json: cannot be read"),
     ],
