@@ -442,6 +442,11 @@ def oracle() -> Callable[..., str]:
 
 
 @pytest.fixture
+def shared_path(job: SharedJob, tmp_path: Path) -> Path:
+    return job.one_has(lambda: tmp_path)
+
+
+@pytest.fixture
 def g(job: SharedJob, oracle: Callable[..., str]) -> DistGraph:
     """The oracle graph in three parts, open in the module's job."""
     return job.open(oracle(3))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from gradients import embedding
-from jobs import cannot_mount, clean_environment, run_job, warm_python, with_file_system
 from layouts import SharedJob, alone, several
 
 import mpigraph.distributed as dist
@@ -213,39 +212,3 @@ def test_a_folder_that_nodes_do_not_share_is_one_error(g: dist.DistGraph, shared
         checkpoint.load(state, checkpoint_id=path)
     assert checkpoint.latest(path.parent) is None
     checkpoint.load(state, checkpoint_id=shared_path / "c")
-
-
-FULL = """
-import torch
-
-import mpigraph.distributed as dist
-from mpigraph import checkpoint
-from mpigraph.errors import StorageError
-
-dist.initialize(num_servers=0)
-g = dist.DistGraph("oracle", part_config={path!r})
-for save in (checkpoint.save, checkpoint.async_save):
-    checkpoint.save({{"x": torch.rand(10)}}, checkpoint_id={disk!r} + "/c")
-    try:
-        save({{"x": torch.rand(1 << 20)}}, checkpoint_id={disk!r} + "/c")
-        checkpoint.wait()
-    except StorageError as error:
-        print("refused:", error)
-    found = {{"x": torch.zeros(10)}}
-    checkpoint.load(found, checkpoint_id=checkpoint.latest({disk!r}))
-    assert found["x"].all()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
-def test_a_full_disk(oracle, tmp_path: Path) -> None:
-    """The error says so; what was there before stays."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    script = tmp_path / "script.py"
-    script.write_text(FULL.format(path=oracle(2), disk=str(disk)))
-    command = [*with_file_system(disk, "2m"), *warm_python(), script]
-    done = run_job(command, clean_environment())
-    assert done.status == 0, done.output
-    assert done.stdout.count("lacks space") == 2, done.output

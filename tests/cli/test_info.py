@@ -163,13 +163,8 @@ INDICES = "relations/_N:_E:_N/indices"
     [
         (lambda path: (path.parent / "part1/graph.h5").unlink(), "part1/graph.h5: shard file is missing"),
         (lambda path: flip(path.parent / "part1/graph.h5", INDICES), f"part1/graph.h5: dataset '{INDICES}' is damaged"),
-        (
-            lambda path: path.write_text(json.dumps({"part-0": {"part_graph": "part0/graph.dgl"}})),
-            "oracle.json: written by DGL",
-        ),
-        (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n"), "oracle.json: not a valid JSON file"),
     ],
-    ids=["missing", "a bit", "DGL", "no JSON"],
+    ids=["missing", "a bit"],
 )
 def test_what_is_wrong_is_one_error(
     comm: MPI.Intracomm, oracle, tmp_path: Path, info: Callable[..., Outcome], damage, message: str

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from damaged import flip
-from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
 from layouts import Job, on_all, rotated
 from mpi4py import MPI
 from oracle import NAME, write_oracle
@@ -215,16 +214,3 @@ def test_a_link_out_of_the_folder_is_an_error(
     comm.Barrier()
     status, _, err = run_stage(oracle(2), to, overwrite=True)
     assert status == 2 and err.count("error: ") == 1 and f"{to}/part1: a link to " in err
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(cannot_mount()), reason=cannot_mount())
-def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    disk = with_file_system(tmp_path / "disk", "4k")
-    start = [*disk, *mpiexec(2), *warm_python(), "-m", "mpigraph", "stage"]
-    words = [oracle(2), "--to", tmp_path / "disk" / "a"]
-    done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
-    assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr
-    assert "staging to node 0 (" in done.stderr and "staging to node 1 (" in done.stderr
-    assert len(re.findall(r"lacks space: staging to node \d \S+ needs \S+ KiB, and \S+ KiB are free", done.stderr)) == 2

@@ -257,18 +257,6 @@ def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, g: dist.DistGra
         changed.sample_blocks(g, [1])
 
 
-@pytest.mark.parametrize("output", ["dgl", "pyg"])
-def test_bad_seeds_of_one_trainer(g: dist.DistGraph, output: str) -> None:
-    seeds = [3, 999] if g.rank() == 0 else [3, 4]
-    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output=output)
-    if g.rank() == 0:
-        with pytest.raises(IndexError, match="node id of type '_N' 999"):
-            list(loader)
-    else:
-        assert len(list(loader)) == 1
-    g.barrier()
-
-
 def test_steps_and_bounds_of_the_docstring() -> None:
     sizes = [9, 8, 3, 0]
     steps = max(-(-n // 4) for n in sizes)

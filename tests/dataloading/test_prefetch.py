@@ -186,7 +186,6 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
     job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old epoch is held in its end, in the thread that works for it, and the wait for that is interrupted."""
-    path = oracle(3)
     held, go = threading.Event(), threading.Event()
     stop, after, waits, ended = Prefetch.stop, _Epochs._end, [0], list[bool]()
 
@@ -206,30 +205,27 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
             ended.append(True)
         after(self)
 
-    def body() -> None:
-        g = job.open(path)
-        mine = dist.node_split(np.ones(NUM_NODES))
-        sampler = NeighborSampler([2, 2])
-        loader, like_it = (
-            dist.DistNodeDataLoader(g, mine, sampler, batch_size=4, shuffle=True, num_prefetch=depth, seed=5)
-            for _ in range(2)
-        )
-        like_it.set_epoch(1)
-        expected = [digest(batch) for batch in like_it]
-        monkeypatch.setattr(_Epochs, "_end", hold)
-        monkeypatch.setattr(Prefetch, "stop", interrupted)
-        next(iter(loader))
-        with pytest.raises(KeyboardInterrupt):
-            iter(loader)
-        batches = iter(loader)
-        begun_after_the_end = list(ended)
-        found = [digest(batch) for batch in batches]
-        monkeypatch.undo()
-        go.set()
-        g.barrier()
-        assert begun_after_the_end == [True] and found == expected
-
-    body()
+    g = job.open(oracle(3))
+    mine = dist.node_split(np.ones(NUM_NODES))
+    sampler = NeighborSampler([2, 2])
+    loader, like_it = (
+        dist.DistNodeDataLoader(g, mine, sampler, batch_size=4, shuffle=True, num_prefetch=depth, seed=5)
+        for _ in range(2)
+    )
+    like_it.set_epoch(1)
+    expected = [digest(batch) for batch in like_it]
+    monkeypatch.setattr(_Epochs, "_end", hold)
+    monkeypatch.setattr(Prefetch, "stop", interrupted)
+    next(iter(loader))
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    batches = iter(loader)
+    begun_after_the_end = list(ended)
+    found = [digest(batch) for batch in batches]
+    monkeypatch.undo()
+    go.set()
+    g.barrier()
+    assert begun_after_the_end == [True] and found == expected
 
 
 def test_a_wait_for_a_pass_that_ctrl_c_leaves_does_not_end_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ import mpigraph.distributed as dist
 from mpigraph.convert import from_pyg
 from mpigraph.dataloading import BlockSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, OutOfRangeError
 from mpigraph.graphs.fields import NID
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
 from mpigraph.partition.source import Feature, GraphSource
@@ -295,8 +295,7 @@ def test_negatives_labels_and_exclusion(job: SharedJob, write) -> None:
 
 
 def test_seeds_of_several_types(job: SharedJob, write) -> None:
-    path = write("typed")
-    g = job.open(path)
+    g = job.open(write("typed"))
     nids = {"author": np.arange(7) + 1, "paper": np.arange(20)[::-1].copy()}
     loader = dist.DistNodeDataLoader(
         g, nids, NeighborSampler([1, 2]), batch_size=6, shuffle=True, output="pyg", device="cpu"
@@ -319,8 +318,7 @@ class OnlyBlocks(BlockSampler):
 
 
 def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write("typed")
-    g = job.open(path)
+    g = job.open(write("typed"))
     nids, sampler = {"paper": [1, 2]}, NeighborSampler([2])
 
     def refused(match: str, how: Any = sampler) -> None:
@@ -331,6 +329,8 @@ def test_what_cannot_be_given_is_refused(job: SharedJob, write, monkeypatch: pyt
     without = NeighborSampler([2], prefetch_edge_feats=["weight"], return_eids=False)
     with pytest.raises(InvalidArgumentError, match="edge features need edge ids: the sampler has return_eids=False"):
         list(dist.DistNodeDataLoader(g, nids, without, output="pyg"))
+    with pytest.raises(OutOfRangeError, match="node id of type 'paper' 999"):
+        list(dist.DistNodeDataLoader(g, {"paper": [3, 999]}, sampler, output="pyg"))
     own = SimpleNamespace(sampler=sampler, sample=print)
     with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Simple"):
         dist.DistEdgeDataLoader(g, {WRITES: [1]}, own, output="pyg")

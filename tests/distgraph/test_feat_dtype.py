@@ -199,10 +199,6 @@ def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
 
     with pytest.raises(FieldNameError, match="no feature 'x'"):
         opened({"x": "float16"})
-    with pytest.raises(InvalidArgumentError, match="'label' of '_N' is int64"):
-        opened({"label": torch.float16})
-    with pytest.raises(InvalidArgumentError, match="must be one of"):
-        opened(torch.float32)
     if job.trainers.size > 1:
         with pytest.raises(CollectiveError, match="with different arguments"):
             opened(("float16", "bfloat16")[min(job.rank, 1)])

@@ -89,8 +89,6 @@ def test_added_features_are_seen_and_removed(g: dist.DistGraph) -> None:
     assert "h" in g.ndata and g.edata["w"].shape == (591,)
     with pytest.raises(TensorMismatchError, match="are not nodes"):
         g.ndata["w"] = g.edata["w"]
-    with pytest.raises(InvalidArgumentError, match="must be a DistTensor"):
-        g.ndata["x"] = torch.zeros(NUM_NODES)
     del g.ndata["h"]
     assert "h" not in g.ndata
     with pytest.raises(KeyError):

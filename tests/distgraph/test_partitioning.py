@@ -125,8 +125,6 @@ def test_balance_by_type(tmp_path):
 
 
 def test_bad_arguments(tmp_path):
-    with pytest.raises(InvalidArgumentError, match="part_method"):
-        partition_graph(ring(), "g", 2, tmp_path, part_method="spectral")
     with pytest.raises(InvalidArgumentError, match="num_hops"):
         partition_graph(ring(), "g", 2, tmp_path, num_hops=-1)
     with pytest.raises(InvalidArgumentError, match=r"graph_name .*\(got 5\)"):

@@ -78,14 +78,10 @@ def test_arrays_of_another_form(tmp_path, changes, words):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("label", [np.inf, 1, 2]),
         ("label", np.array([2**64 - 1, 1, 2], np.uint64)),
         ("label", ["1", "2", "x"]),
         ("feat", [["a"], ["b"], ["c"]]),
-        ("train_mask", [np.nan, 0, 1]),
-        ("train_mask", [1, -1, 1]),
         ("val_mask", np.array([1, 255, 0], np.uint8)),
-        ("test_mask", [0, 0.5, 1]),
         ("feat", [[1], [2**24 + 1], [3]]),
         ("feat", np.array([1700000001, 2, 3], np.uint32)),
     ],

@@ -287,10 +287,3 @@ def test_wrong_metadata_name_the_file(tmp_path, change, message):
     with pytest.raises(GraphDataError, match=message) as error:
         read_source(tmp_path / "in")
     assert str(tmp_path / "in") in str(error.value)
-
-
-def test_a_name_that_is_there_twice(tmp_path):
-    *_, metadata = write_chunked(tmp_path / "in")
-    (tmp_path / "in" / "metadata.json").write_text(json.dumps(metadata).replace('"label": {', '"feat": {'))
-    with pytest.raises(GraphDataError, match="metadata.json: 'feat' is there twice"):
-        read_source(tmp_path / "in")

@@ -94,6 +94,8 @@ def test_wrong_files_of_a_typed_dataset(tmp_path):
     for name, lines, message in (
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
         ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "num-node-dict.csv.gz: cannot be read: zip"),
+        ("raw/num-node-dict.csv.gz", ["paper,paper", "2,3"], "num-node-dict.csv.gz: .*'paper'.* is there twice"),
+        ("raw/triplet-type-list.csv.gz", ["paper,cites,paper"] * 2, "list.csv.gz: .*'paper'.* is there twice"),
         ("split/time/paper/valid.csv.gz", ["3"], "paper/valid.csv.gz, row 0: there is no node 3 among 3"),
         ("raw/relations/paper___cites___paper/edge.csv.gz", ["1,2,3"], "edge.csv.gz: has 3 columns"),
         ("raw/num-node-dict.csv.gz", None, "num-node-dict.csv.gz: cannot be read: No such file"),
@@ -183,16 +185,3 @@ def test_files_that_contradict_each_other(tmp_path, name, lines, error):
     write(folder / "raw" / name, *lines)
     with pytest.raises(GraphDataError, match=error):
         read_source(folder)
-
-
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        ("num-node-dict.csv.gz", ["paper,paper", "2,3"]),
-        ("triplet-type-list.csv.gz", ["paper,cites,paper", "paper,cites,paper"]),
-    ],
-)
-def test_names_that_are_there_twice(tmp_path, name, lines):
-    write(write_typed(tmp_path / "mag") / "raw" / name, *lines)
-    with pytest.raises(GraphDataError, match=rf"{name}: .*'paper'.* is there twice"):
-        read_source(tmp_path / "mag")

@@ -1,10 +1,8 @@
-"""The partition book: owners of ranges, ids out of range."""
+"""The partition book: owners of ranges."""
 
 import numpy as np
-import pytest
 
-from mpigraph.errors import OutOfRangeError
-from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 
 TYPED = Schema(("a", "b"), (("a", "x", "b"), ("b", "x", "a"), ("b", "y", "b")))
@@ -24,14 +22,3 @@ def test_owners_with_empty_ranges_against_a_loop():
         assert np.array_equal(b.node_owner(np.arange(b.num_nodes(t)), t), expected)
     assert b.edge_owner(np.array([0, 4, 5, 7]), 0).tolist() == [0, 0, 2, 2]
     assert b.node_owner(np.zeros(0, np.int64), 1).dtype == np.int32
-
-
-def test_ids_out_of_range_are_named():
-    b = book()
-    with pytest.raises(OutOfRangeError, match=r"node id of type 'a' 10 at position 1 .*valid: 0 to 9"):
-        b.node_owner(np.array([3, 10, 11]), 0)
-    with pytest.raises(OutOfRangeError, match=r"-1 at position 0"):
-        b.node_owner(np.array([-1]), 0)
-    with pytest.raises(OutOfRangeError, match=r"edge id of relation .*valid: none, there are 0"):
-        b.edge_owner(np.array([0]), 1)
-    check_ids(np.zeros(0, np.int64), 0, "id")

@@ -217,12 +217,6 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(GraphDataError, match=r"edge 2 of \('_N', '_E', '_N'\) has destination 4, .* 4 nodes"):
         partition_source(source, "g", 2, tmp_path)
     good = homogeneous(4, [0, 1, 2], [1, 2, 3])
-    with pytest.raises(
-        InvalidArgumentError, match=r"part_method .*'metis', 'multilevel', 'random'.*\(got 'spectral'\)"
-    ):
-        partition_source(good, "g", 2, tmp_path, "spectral")
-    with pytest.raises(InvalidArgumentError, match=r"num_parts must be an integer >= 1 \(got 0\)"):
-        partition_source(good, "g", 0, tmp_path)
     with pytest.raises(InvalidArgumentError, match="objtype"):
         partition_source(good, "g", 2, tmp_path, objtype="both")
     with pytest.raises(InvalidArgumentError, match=r"objtype of 'multilevel' must be one of \['cut'\] \(got 'vol'\)"):

@@ -89,59 +89,56 @@ def test_reports_one_after_another_replace_each_other(
 
 
 @on_layouts(API)
-def test_minibatches_of_any_form(job: SharedJob, tmp_path: Path) -> None:
+def test_minibatches_of_any_form(job: SharedJob, shared_path: Path) -> None:
     """What a script's own ``collate_fn`` returns may be none of the library's forms."""
-    folder = Path(job.one_has(lambda: str(tmp_path)))
     ids = torch.arange(3)
     forms = [({"a": 3}, ids), ({"a": torch.tensor(3)},), ({"a": None},), (), None, "ids", ({"a": ids, "b": ids},)]
     loader = dist.DistDataLoader(range(len(forms)), 1, collate_fn=lambda which: forms[which[0]])
-    with mg.report(folder):
+    with mg.report(shared_path):
         assert len(list(loader)) == len(forms)
     if job.rank == 0:
-        assert {tuple(rank.steps.inputs) for rank in read(folder).trainers} == {(0, 0, 0, 0, 0, 0, 6)}
+        assert {tuple(rank.steps.inputs) for rank in read(shared_path).trainers} == {(0, 0, 0, 0, 0, 0, 6)}
 
 
 @on_layouts(API)
-def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: SharedJob, tmp_path: Path) -> None:
+def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: SharedJob, shared_path: Path) -> None:
     def fails(words: str, *args: object, **kwargs: object) -> None:
         with pytest.raises(InvalidArgumentError, match=words), mg.report(*args, **kwargs):  # type: ignore[arg-type]
             raise AssertionError("the block runs")
 
-    folder = Path(job.one_has(lambda: str(tmp_path)))
-    (folder / "file").write_text("")
-    fails("the folder of a report must be one that trainer 0 can write to", folder / "file")
+    (shared_path / "file").write_text("")
+    fails("the folder of a report must be one that trainer 0 can write to", shared_path / "file")
     fails("the folder of a report must be one that trainer 0 can write to", "/proc/nothing/here")
     for path in ("", None, 7, b""):
         fails("the folder of a report must be a path", path)
     for name in sorted(FILES):
-        (folder / name).write_text("the user's own")
-        fails(f"a report would replace .*{name}, which mpigraph did not write", folder)
-        (folder / name).unlink(missing_ok=True)
+        (shared_path / name).write_text("the user's own")
+        fails(f"a report would replace .*{name}, which mpigraph did not write", shared_path)
+        (shared_path / name).unlink(missing_ok=True)
         job.trainers.Barrier()
-    fails("the folder of a report must be", None if job.rank == 0 else folder / "new")
-    fails("the folder of a report must be one that trainer 0 can write to", str(folder / "a\0b"))
-    assert not (folder / "new").exists()
-    with mg.report(folder / "one"):
-        fails(r"one report is made at a time, and one in '.*one' is being made", folder / "other")
-    assert (folder / "one" / "summary.json").exists() and not (folder / "other").exists()
+    fails("the folder of a report must be", None if job.rank == 0 else shared_path / "new")
+    fails("the folder of a report must be one that trainer 0 can write to", str(shared_path / "a\0b"))
+    assert not (shared_path / "new").exists()
+    with mg.report(shared_path / "one"):
+        fails(r"one report is made at a time, and one in '.*one' is being made", shared_path / "other")
+    assert (shared_path / "one" / "summary.json").exists() and not (shared_path / "other").exists()
     assert not_recording() and not current().control.reporting.folder
 
 
 @pytest.mark.slow
 @ON_SEVERAL
 def test_a_block_that_is_left_by_an_error_of_its_own_ends_as_the_next_one_begins(
-    job: SharedJob, g: dist.DistGraph, tmp_path: Path
+    job: SharedJob, g: dist.DistGraph, shared_path: Path
 ) -> None:
-    folder = Path(job.one_has(lambda: str(tmp_path)))
-    with pytest.raises(ValueError, match="mine"), mg.report(folder / "one"):
+    with pytest.raises(ValueError, match="mine"), mg.report(shared_path / "one"):
         list(loader_of(g, 2))
         raise ValueError("mine")
-    assert not job.one_has(lambda: (folder / "one" / "summary.json").exists())
-    with mg.report(folder / "two"):
+    assert not job.one_has(lambda: (shared_path / "one" / "summary.json").exists())
+    with mg.report(shared_path / "two"):
         list(loader_of(g, 3))
     if job.rank == 0:
         for name, steps in (("one", 2), ("two", 3)):
-            assert {len(rank.steps.seconds) for rank in read(folder / name).trainers} == {steps}
+            assert {len(rank.steps.seconds) for rank in read(shared_path / name).trainers} == {steps}
 
 
 @own_on_layouts([Layout(4, 1, 2)])
@@ -166,26 +163,25 @@ def test_the_rows_of_other_nodes(layout: Job, oracle, tmp_path: Path) -> None:
 
 @ON_SEVERAL
 def test_a_report_that_cannot_be_written_is_an_error_on_every_trainer(
-    job: SharedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, shared_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise StorageError("no space left")
 
-    folder = Path(job.one_has(lambda: str(tmp_path)))
     monkeypatch.setattr("mpigraph.reports.summary.write", full)
     with (
         pytest.raises(StorageError, match=r"writing the report .* failed on rank \d: no space left"),
-        mg.report(folder),
+        mg.report(shared_path),
     ):
         pass
     monkeypatch.undo()
-    with pytest.raises(StorageError, match=r"writing the report .* cannot be written"), mg.report(folder / "gone"):
+    with pytest.raises(StorageError, match=r"writing the report .* cannot be written"), mg.report(shared_path / "gone"):
         if job.rank == 0:
-            (folder / "gone").rmdir()
-            (folder / "gone").write_text("")
-    with mg.report(folder):
+            (shared_path / "gone").rmdir()
+            (shared_path / "gone").write_text("")
+    with mg.report(shared_path):
         pass
-    assert job.one_has(lambda: len(read(folder).ranks) == job.session.world.size)
+    assert job.one_has(lambda: len(read(shared_path).ranks) == job.session.world.size)
 
 
 @pytest.mark.slow

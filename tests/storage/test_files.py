@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from jobs import cannot_mount, clean_environment, run_job, warm_python, with_file_system
 
-from mpigraph.errors import StorageError
-from mpigraph.storage.files import NewFile, check_space, open_regular, read_text, temporary_name
+from mpigraph.storage.files import NewFile, open_regular, read_text, temporary_name
 
 
 def test_a_new_file_replaces_the_old_one_when_it_is_whole(tmp_path: Path) -> None:
@@ -40,21 +39,6 @@ def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
     with NewFile(path) as file:
         file.write(b"new")
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
-
-
-def test_two_writers_do_not_mix(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with NewFile(path) as file:
-        file.write(b"first")
-        with pytest.raises(StorageError, match=r"/file: another process is writing this file"):
-            NewFile(path)
-    assert path.read_bytes() == b"first"
-
-
-def test_a_disk_that_lacks_space(tmp_path: Path) -> None:
-    check_space(tmp_path, 0, "nothing")
-    with pytest.raises(StorageError, match=r"lacks space: all needs \d+.0 GiB, and \d+.\d GiB are free"):
-        check_space(tmp_path, 1 << 60, "all")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero"), lambda path: None])

@@ -94,37 +94,17 @@ def test_a_flipped_bit_is_found_where_it_is(path):
                 reader.read("some/rows", begin, end)
 
 
-@pytest.mark.parametrize("size", [0, 10, 500, 1500, 2500])
-def test_truncated_files(path, size):
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ShardFormatError, match=r"graph\.h5"), ShardReader(path) as reader:
-        reader.read("some/rows")
-
-
-def test_any_flipped_byte_gives_the_data_or_our_error(path):
-    content, errors = path.read_bytes(), 0
-    for position in range(0, len(content), 7):
-        damaged = bytearray(content)
-        damaged[position] ^= 0xFF
-        path.write_bytes(damaged)
-        try:
-            with ShardReader(path, "g", 3) as reader:
-                assert np.array_equal(reader.read("some/rows"), rows())
-        except ShardFormatError:
-            errors += 1
-    assert errors > 0
-
-
 def test_foreign_files(path, tmp_path):
-    with pytest.raises(ShardFormatError, match=r"none\.h5: shard file is missing"):
-        ShardReader(tmp_path / "none.h5")
     (tmp_path / "text.h5").write_text("not HDF5 at all")
-    with pytest.raises(ShardFormatError, match=r"text\.h5: cannot read the file header"):
-        ShardReader(tmp_path / "text.h5")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["x"] = 1
-    with pytest.raises(ShardFormatError, match="not a shard of this library"):
-        ShardReader(tmp_path / "other.h5")
+    for name, message in (
+        ("none.h5", r"none\.h5: shard file is missing"),
+        ("text.h5", r"text\.h5: cannot read the file header"),
+        ("other.h5", "not a shard of this library"),
+    ):
+        with pytest.raises(ShardFormatError, match=message):
+            ShardReader(tmp_path / name)
     for attribute, value, message in (("version", 99, "format version 99"), ("magic", np.bytes_("x"), "not a shard")):
         with ShardWriter(tmp_path / "new.h5", "g", 0, "id"):
             pass
