@@ -141,7 +141,7 @@ def hosts_of_nodes(serving: Sequence[Sequence[int]], num_hosts: int = 0) -> list
 def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list[Shard]:
     """Return the files of some parts, to be staged into a directory under their usual names.
 
-    Raises PartitionError if the parts are in that directory already; OSError if a file does not exist.
+    Raises PartitionError if one does not exist, or is in that directory already.
     """
     if directory.resolve() == config.directory.resolve():
         raise PartitionError(f"{directory} is where the parts are: choose another directory")
@@ -149,7 +149,11 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
     for part in parts:
         for kind, name in PartConfig.files_of(part).items():
             source = config.part_path(part, kind)
-            shards.append(Shard(part, kind, source, directory / name, source.stat().st_size))
+            try:
+                size = source.stat().st_size
+            except OSError as error:
+                raise PartitionError(f"{source}: {error.strerror} (part {part} of {config.path})") from error
+            shards.append(Shard(part, kind, source, directory / name, size))
     return shards
 
 
