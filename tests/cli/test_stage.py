@@ -137,7 +137,7 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "less/part2/graph.h5").unlink()
     less = PartConfig.read(tmp_path / "less" / "oracle.json")
     assert stage(less, [0], tmp_path) == 3
-    with pytest.raises(FileNotFoundError, match=r"part2/graph.h5"):
+    with pytest.raises(PartitionError, match=r"part2/graph.h5"):
         stage(less, [2], tmp_path)
 
 
