@@ -185,5 +185,5 @@ def show(content: Mapping[str, Any], text: str) -> None:
 
 def note(text: str) -> None:
     """Print something beside the result, unless the command is to be quiet."""
-    if not QUIET.get():
+    if not QUIET.get() and sys.stderr is not None:  # print would write to stdout
         print(text, file=sys.stderr, flush=True)

@@ -95,6 +95,8 @@ class ProgressBar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` steps of a stage are over."""
+        if sys.stderr is None:  # closed from the start; print would write to stdout
+            return
         now, in_terminal = time.monotonic(), sys.stderr.isatty()
         if stage != self._stage:
             self._stage, self._begin, self._shown = stage, now, -math.inf
