@@ -308,9 +308,9 @@ class Slurm(Examples):
 
 @dataclass
 class Docs:
-    """Write the reference of all public names into a folder, as HTML that opens without a network."""
+    """Write the reference of all public names into a folder, by pdoc, as HTML that opens without a network."""
 
-    directory: str = argument("DIR", "new folder to write")
+    directory: str = argument("DIR", "folder to write")
 
 
 GROUPS: dict[str, dict[type, str]] = {  # commands, which have the names of their classes, and the modules of these
