@@ -2,10 +2,9 @@
 
     mpiexec -n 2 python tests/perf/counters.py DATA/S/parts-2/S.json
 
-Three sides take turns in one job, A B C C B A, each for some epochs: spans and counters that do nothing, which the
-script puts in place of the library's; the library's; and these while a report is recorded, without gathering and
-writing it. CPU seconds are those of all threads of both ranks. A rank that waits looks again and again, so they vary
-with the machine.
+What counters cost is less than one epoch differs from the next. So the script counts the spans and counters of a
+minibatch, and measures each of them alone. Minibatches without and with a recording take turns in one job, A B B A,
+each for some epochs; a recording is not gathered and written here. CPU seconds are those of all threads of both ranks.
 """
 
 import argparse
@@ -14,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -26,32 +26,9 @@ from mpi4py import MPI
 import mpigraph as mg
 from mpigraph import trace
 
-OFF, ON, RECORDING = "no counters", "counters", "recording"
+OFF, ON = "no recording", "recording"
+TIMES = 100_000
 comm = MPI.COMM_WORLD
-
-
-class NoSpan:
-    """A span that does nothing."""
-
-    begin = took = 0
-    seconds = 0.0
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-NOTHING = NoSpan()
-
-
-def no_span(*_, **__):
-    return NOTHING
-
-
-def no_count(*_):
-    pass
 
 
 def main():
@@ -71,18 +48,21 @@ def main():
     loader = mg.distributed.DistNodeDataLoader(g, seeds, sampler, **options)
     with tempfile.TemporaryDirectory() as own:
         folder = comm.bcast(own)
-        sides = {side: lambda side=side: run(loader, side, args.epochs, folder) for side in (OFF, ON, RECORDING)}
+        sides = {side: lambda side=side: run(loader, side, args.epochs, folder) for side in (OFF, ON)}
         for side in sides.values():
             side()  # warm
         found, _ = common.alternate(sides, args.rounds)
-    batches = len(loader) * args.epochs * comm.size
+    calls = counted(loader, args.epochs)
+    ms = {side: [1e3 * seconds / (len(loader) * args.epochs * comm.size) for seconds in found[side]] for side in sides}
     if comm.rank == 0:
-        ms = {side: [1e3 * seconds / batches for seconds in values] for side, values in found.items()}
-        for before, side in ((OFF, ON), (ON, RECORDING)):
-            more = [b / a - 1 for a, b in zip(ms[before], ms[side], strict=True)]
-            low, middle, high = statistics.quantiles(more)
-            values = ", ".join(f"{name} {statistics.median(ms[name]):.2f}" for name in (before, side))
-            print(f"CPU ms of a minibatch: {values}; {middle:+.1%} (quartiles {low:+.1%}, {high:+.1%})")
+        more = [b / a - 1 for a, b in zip(ms[OFF], ms[ON], strict=True)]
+        low, middle, high = statistics.quantiles(more)
+        values = ", ".join(f"{name} {statistics.median(ms[name]):.2f}" for name in sides)
+        print(f"CPU ms of a minibatch: {values}; {middle:+.1%} (quartiles {low:+.1%}, {high:+.1%})")
+        each = {"span": cost(lambda: trace.span("meet")), "count": cost(nullcontext, lambda: trace.count("a", 1, 0))}
+        words = ", ".join(f"{calls[name]:.1f} of {each[name]:.2f} us ({name})" for name in each)
+        share = sum(calls[name] * each[name] for name in each) / (1e3 * statistics.median(ms[OFF]))
+        print(f"counters of a minibatch: {words}; {share:.2%}")
     mg.distributed.exit_client()
 
 
@@ -95,11 +75,36 @@ def switch(to):
                     setattr(module, word, new)
 
 
+def counted(loader, epochs):
+    """Return how many spans and counters a minibatch of this rank has, by kind."""
+    calls = Counter()
+
+    def span(*args, **options):
+        calls["span"] += 1
+        return trace.span(*args, **options)
+
+    def count(*args):
+        calls["count"] += 1
+        trace.count(*args)
+
+    switch({"span": (trace.span, span), "count": (trace.count, count)})
+    run(loader, OFF, epochs, None)
+    switch({"span": (span, trace.span), "count": (count, trace.count)})
+    return {kind: number / (len(loader) * epochs) for kind, number in calls.items()}
+
+
+def cost(make, inside=lambda: None):
+    """Return the us of a ``with`` block and what is inside."""
+    begin = time.perf_counter()
+    for _ in range(TIMES):
+        with make():
+            inside()
+    return 1e6 * (time.perf_counter() - begin) / TIMES
+
+
 def run(loader, side, epochs, folder):
     """CPU seconds of both ranks for some epochs."""
-    if side == OFF:
-        switch({"span": (trace.span, no_span), "count": (trace.count, no_count)})
-    with mg.report(folder) if side == RECORDING else nullcontext():
+    with mg.report(folder) if side == ON else nullcontext():
         comm.Barrier()
         begin = time.process_time()
         for _ in range(epochs):
@@ -107,7 +112,6 @@ def run(loader, side, epochs, folder):
                 pass
         seconds = time.process_time() - begin
         comm.Barrier()
-    switch({"span": (no_span, trace.span), "count": (no_count, trace.count)})
     return comm.allreduce(seconds)
 
 

@@ -2,14 +2,15 @@
 
     mpiexec -n 2 python tests/perf/full_graph.py --graph mesh --nodes 60000
     mpiexec -n 2 python tests/perf/full_graph.py --graph random --nodes 20000
+    mpiexec -n 2 python tests/perf/full_graph.py --config DATA/products/parts-2/products.json
     MPIGRAPH_RANKS_PER_NODE=1 mpiexec -n 16 python tests/perf/full_graph.py --nodes 20000 --rounds 0    # only counts
 
-The model is SAGE of some layers of one width, float32. The bare block has this rank's nodes and the rows that they
-read; a layer sends rows by one Ialltoallv, its backward their gradients by another, and gradients of weights are added
-up by one Allreduce. It checks nothing, and its bits depend on the number of ranks. The same block with the exchange of
-ECMWF's anemoi, over gloo, is a side where it can be imported: pip install --no-deps --target FOLDER anemoi-models, and
-PYTHONPATH=FOLDER. The sides take turns, A B B A. CPU seconds are those of all ranks; memory is the most that a rank has
-in an epoch beyond what it had before.
+The model is SAGE of some layers of one width, or MeshGraphNet, whose edges have rows, float32. The bare block has this
+rank's nodes and the rows that they read; a layer sends rows by one Ialltoallv, its backward their gradients by another,
+and gradients of weights are added up by one Allreduce. It checks nothing, and its bits depend on the number of ranks.
+The same block with the exchange of ECMWF's anemoi, over gloo, is a side where it can be imported: pip install --no-deps
+--target FOLDER anemoi-models, and PYTHONPATH=FOLDER. The sides take turns, A B B A. CPU seconds are those of all ranks;
+memory is the most that a rank has in an epoch beyond what it had before.
 """
 
 import argparse
@@ -31,6 +32,7 @@ import mpigraph as mg
 from mpigraph import trace
 
 comm = MPI.COMM_WORLD
+NODES, EDGES = "_N", ("_N", "_E", "_N")
 M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
@@ -42,21 +44,49 @@ def mesh(nodes):
     src, dst = (torch.cat([pair[i].flatten() for pair in pairs]) for i in (0, 1))
     g = mg.graph((torch.cat([src, dst]), torch.cat([dst, src])), num_nodes=side * side)
     g.ndata["feat"] = torch.sin(torch.arange(side * side)[:, None] * torch.arange(1, 33))
+    g.edata["offset"] = torch.sin(torch.arange(g.num_edges())[:, None] * torch.arange(1, 5))
     return g
 
 
 GRAPHS = {"mesh": mesh, "random": lambda nodes: mg.data.generate(nodes, 25 * nodes, feat_dim=32, num_classes=8)}
 
 
-class Model(nn.Module):
+class SAGE(nn.Module):
     def __init__(self, inputs, width, layers):
         super().__init__()
         sizes = [inputs, *[width] * layers]
         self.layers = nn.ModuleList(mg.nn.SAGEConv(a, b, "mean") for a, b in pairwise(sizes))
 
     def forward_layer(self, i, block, h):
-        h = self.layers[i](block, h)
-        return F.elu(h) if i < len(self.layers) - 1 else h
+        h = {NODES: self.layers[i](block, h[NODES])}
+        return {NODES: F.elu(h[NODES])} if i < len(self.layers) - 1 else h
+
+
+def mlp(inputs, width):
+    return nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width), nn.LayerNorm(width))
+
+
+class MeshGraphNet(nn.Module):
+    """An encoder, and steps in which edges and nodes change their rows (``examples/mesh.py``)."""
+
+    def __init__(self, inputs, width, layers):
+        super().__init__()
+        self.encoder = nn.ModuleList([mlp(inputs, width), mlp(4, width)])
+        steps = [nn.ModuleList([mlp(2 * width, width), mlp(3 * width, width)]) for _ in range(layers - 1)]
+        self.layers = nn.ModuleList([self.encoder, *steps])
+
+    def forward_layer(self, i, block, h):
+        of_nodes, of_edges = self.layers[i]
+        nodes = h[NODES][: block.num_dst_nodes()]
+        if i == 0:
+            return {NODES: of_nodes(nodes), EDGES: of_edges(h[EDGES])}
+        src, dst = block.edges()
+        edges = h[EDGES] + of_edges(torch.cat([h[EDGES], h[NODES][src], nodes[dst]], 1))
+        total = torch.zeros_like(nodes).index_add(0, dst, edges)
+        return {NODES: nodes + of_nodes(torch.cat([nodes, total], 1)), EDGES: edges}
+
+
+MODELS = {"sage": SAGE, "meshgraphnet": MeshGraphNet}
 
 
 class Exchange(torch.autograd.Function):
@@ -97,18 +127,18 @@ def exchanges(halo):
 
 
 def bare_step(exchange, add_up, block, model, first, y, total):
-    """Return the loss; gradients of weights are those of all ranks. ``first``: the table of the first layer."""
+    """Return the loss; gradients of weights are those of all ranks. ``first``: the rows of the first layer."""
     h = first
     for i in range(len(model.layers)):
-        h = model.forward_layer(i, block, h if i == 0 else exchange(h))
-    loss = F.cross_entropy(h, y, reduction="sum") / total
+        h = model.forward_layer(i, block, h if i == 0 else h | {NODES: exchange(h[NODES])})
+    loss = F.cross_entropy(h[NODES], y, reduction="sum") / total
     loss.backward()
     add_up(torch.cat([p.grad.flatten() for p in model.parameters()]))
     return loss
 
 
 def full_step(fg, model, x, y):
-    loss = fg.mean(F.cross_entropy(fg(model, x), y, reduction="none"))
+    loss = fg.mean(F.cross_entropy(fg(model, x)[NODES], y, reduction="none"))
     loss.backward()
     return loss
 
@@ -145,18 +175,18 @@ def memory(key):
     return int(lines[key].split()[0]) / 1024
 
 
-def traffic(fg, model, x, y, halo):
+def traffic(fg, model, x, y, halo, width):
     """Print what a layer and an epoch send, beside the unique halo rows and a ring's sum of gradients."""
-    size, layers, width = comm.size, len(model.layers), model.layers[0].fc_self.weight.shape[0]
-    rows = x.new_zeros(len(x), width).requires_grad_()
-    frozen, known = Model(width, width, 1).requires_grad_(False), fg.ndata("feat")  # its halo came with it
+    size, layers = comm.size, len(model.layers)
+    rows = {NODES: torch.zeros(len(x[NODES]), width).requires_grad_()}
+    frozen = SAGE(width, width, 1).requires_grad_(False)
     comm.Barrier()  # and its rows were sent to all who read them
     marks = [sent()]
     out = fg(frozen, rows)
     marks.append(sent())
-    out.sum().backward()
+    out[NODES].sum().backward()
     marks.append(sent())
-    out = fg(model, known)
+    out = fg(model, x)[NODES]  # the halo of its first rows came with them
     between = sent()
     F.cross_entropy(out, y, reduction="sum").backward()
     counts = [*np.diff(np.array(marks), axis=0), sent() - between]
@@ -183,6 +213,8 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--graph", choices=GRAPHS, default="mesh")
     p.add_argument("--nodes", type=int, default=60_000)
+    p.add_argument("--config", type=Path, help="a partitioned graph with a feature feat, in place of these")
+    p.add_argument("--model", choices=MODELS, default="sage", help="meshgraphnet: of the mesh (%(default)s)")
     p.add_argument("--pieces", type=int, help="by default as many as ranks")
     p.add_argument("--layers", type=int, default=3)
     p.add_argument("--width", type=int, default=64)
@@ -190,30 +222,34 @@ def main():
     args = p.parse_args()
     mg.distributed.initialize(num_servers=0)
     torch.set_num_threads(1)
-    folder = comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    if comm.rank == 0:
-        mg.distributed.partition_graph(GRAPHS[args.graph](args.nodes), "g", comm.size, folder)
+    config = args.config
+    if config is None:
+        config = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)) / "g.json"
+        if comm.rank == 0:
+            mg.distributed.partition_graph(GRAPHS[args.graph](args.nodes), "g", comm.size, str(config.parent))
     comm.Barrier()
-    g = mg.distributed.DistGraph("g", part_config=f"{folder}/g.json")
+    g = mg.distributed.DistGraph(config.stem, part_config=str(config))
     pieces = args.pieces or comm.size
     sides = {"full graph": mg.FullGraph(g, pieces), "recompute": mg.FullGraph(g, pieces, recompute=True)}
     plain = mg.FullGraph(g, comm.size)  # for its plan: one block a rank
-    (piece,), halo = plain._pieces, plain._halos["_N"]
-    x, y = plain.ndata("feat"), plain.nodes() % 8
+    (piece,), halo = plain._pieces, plain._halos[NODES]
+    edges = {EDGES: plain.edata("offset")} if args.model == "meshgraphnet" else {}
+    x, y = {NODES: plain.ndata("feat")} | edges, plain.nodes() % 8
     torch.manual_seed(0)
-    model = Model(x.shape[1], args.width, args.layers)
+    model = MODELS[args.model](x[NODES].shape[1], args.width, args.layers)
     if comm.rank == 0:
         print(
-            f"{args.graph}, {g.num_nodes()} nodes, {g.num_edges()} edges, {comm.size} ranks, {pieces} pieces",
+            f"{args.model}, {g.num_nodes()} nodes, {g.num_edges()} edges, {comm.size} ranks, {pieces} pieces",
             flush=True,
         )
-    traffic(sides["full graph"], model, x, y, halo)
-    first = x._table[0]
+    rows = {name: {NODES: fg.ndata("feat")} | edges for name, fg in sides.items()}  # pieces lie in one order
+    traffic(sides["full graph"], model, rows["full graph"], y, halo, args.width)
+    first = {NODES: x[NODES]._table[0]} | edges
     steps = {}
     for name, way in exchanges(halo).items():
         steps[name] = partial(bare_step, *way, piece.block, model, first, y, g.num_nodes())
     for name, fg in sides.items():
-        steps[name] = partial(full_step, fg, model, fg.ndata("feat"), fg.nodes() % 8)
+        steps[name] = partial(full_step, fg, model, rows[name], y)
     found = {name: [] for name in steps}
     for number in range(args.rounds + 1 if args.rounds else 0):
         for name in list(steps)[:: -1 if number % 2 else 1]:
