@@ -137,7 +137,8 @@ def bare_step(exchange, add_up, block, model, first, y, total):
     return loss
 
 
-def full_step(fg, model, x, y):
+def full_step(fg, again, model, x, y):
+    fg.recompute = again
     loss = fg.mean(F.cross_entropy(fg(model, x)[NODES], y, reduction="none"))
     loss.backward()
     return loss
@@ -230,8 +231,8 @@ def main():
     comm.Barrier()
     g = mg.distributed.DistGraph(config.stem, part_config=str(config))
     pieces = args.pieces or comm.size
-    sides = {"full graph": mg.FullGraph(g, pieces), "recompute": mg.FullGraph(g, pieces, recompute=True)}
-    plain = mg.FullGraph(g, comm.size)  # for its plan: one block a rank
+    fg = mg.FullGraph(g, pieces)
+    plain = fg if pieces == comm.size else mg.FullGraph(g, comm.size)  # for its plan: one block a rank
     (piece,), halo = plain._pieces, plain._halos[NODES]
     edges = {EDGES: plain.edata("offset")} if args.model == "meshgraphnet" else {}
     x, y = {NODES: plain.ndata("feat")} | edges, plain.nodes() % 8
@@ -242,14 +243,14 @@ def main():
             f"{args.model}, {g.num_nodes()} nodes, {g.num_edges()} edges, {comm.size} ranks, {pieces} pieces",
             flush=True,
         )
-    rows = {name: {NODES: fg.ndata("feat")} | edges for name, fg in sides.items()}  # pieces lie in one order
-    traffic(sides["full graph"], model, rows["full graph"], y, halo, args.width)
+    rows = {NODES: fg.ndata("feat")} | edges  # pieces lie in one order
+    traffic(fg, model, rows, y, halo, args.width)
     first = {NODES: x[NODES]._table[0]} | edges
     steps = {}
     for name, way in exchanges(halo).items():
         steps[name] = partial(bare_step, *way, piece.block, model, first, y, g.num_nodes())
-    for name, fg in sides.items():
-        steps[name] = partial(full_step, fg, model, rows[name], y)
+    for name, again in (("full graph", False), ("recompute", True)):
+        steps[name] = partial(full_step, fg, again, model, rows, y)
     found = {name: [] for name in steps}
     for number in range(args.rounds + 1 if args.rounds else 0):
         for name in list(steps)[:: -1 if number % 2 else 1]:
