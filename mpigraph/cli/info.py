@@ -13,7 +13,7 @@ from mpigraph.memory import in_units
 from mpigraph.metadata.book import RangeBook
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.contents import PartFiles, audit_part, remote_sources
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.part_config import FILES, FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory, memory_by_tensor
 
 _LISTED = 5  # names of a feature's categories
@@ -164,7 +164,8 @@ def verify(options: Verify, comm: Any = None) -> int:
         if exchange.rank == 0:
             for line in bad:
                 fail("verify", line)
-            files, nbytes = sum(map(len, config.files)), sum(_bytes_on_disk(config, k) for k in range(config.num_parts))
+            files = config.num_parts * len(FILES)
+            nbytes = sum(_bytes_on_disk(config, part) for part in range(config.num_parts))
             if options.json or not bad:
                 text = f"{config.path}: {files} files, {in_units(nbytes)}, all checksums right"
                 show({"files": files, "bytes": nbytes, "bad": bad}, "" if options.json else text)
@@ -173,5 +174,5 @@ def verify(options: Verify, comm: Any = None) -> int:
 
 def _bytes_on_disk(config: PartConfig, part: int) -> int:
     """Return the size of a part's files that exist."""
-    paths = [config.directory / path for path in config.files[part].values()]
+    paths = [config.part_path(part, which) for which in FILES]
     return sum(path.stat().st_size for path in paths if path.is_file())
