@@ -100,7 +100,7 @@ def test_a_typed_input_gives_the_graph(tmp_path, capsys):
         assert np.array_equal(feature.values[np.arange(PAPERS)], expected) and feature.dtype == str(expected.dtype)
     assert run(path, "--parts", 3, "--add-reverse", *BALANCE, "-o", tmp_path / "out", "--name", "g") == 0
     out, err = capsys.readouterr()
-    assert "in 14 relations; nodes by type: author 40, editor 0" in err
+    assert "of 5 types in 14 relations" in err
     assert "largest part / mean, nodes paper class 1: 1.0" in out and "largest part / mean, edges: 1." in out
     book = PartConfig.read(tmp_path / "out" / "g.json").book
     assert {relation: book.num_edges(r) for r, relation in enumerate(book.schema.relations)} == EDGES | {

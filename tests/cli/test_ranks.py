@@ -34,7 +34,7 @@ def test_generate_by_mpiexec_writes_what_one_process_does(tmp_path: Path, capsys
     done = generate(3, *SIZES, "-o", tmp_path / "three")
     assert done.status == 0, done.output
     assert done.stdout == f"{tmp_path / 'three'}: 2000 nodes, 30000 directed edges, 6 classes\n"
-    assert len(re.findall("write features +100%", done.stderr)) == 1, done.stderr  # one bar
+    assert len(re.findall("write features: +100%", done.stderr)) == 1, done.stderr  # one bar
     assert main(["generate", *SIZES, "-o", str(tmp_path / "one")]) == 0
     assert contents(tmp_path / "three") == contents(tmp_path / "one")
 
