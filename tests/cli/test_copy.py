@@ -12,7 +12,6 @@ import pytest
 
 from mpigraph.cli.main import main
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
 
 REMOTE = """#!{python} -S
 import os, shutil, subprocess, sys
@@ -90,7 +89,6 @@ def found_parts(root, config, workspace, name="oracle"):
     there, here = PartConfig.read(data / f"{name}.json"), PartConfig.read(config)
     parts = [k for k in range(there.num_parts) if there.part_path(k, "part_graph").exists()]
     for part in parts:
-        ShardReader(there.part_path(part, "part_graph"), there.graph_name, part)
         for kind in ("part_graph", "node_feats", "edge_feats"):
             assert there.part_path(part, kind).read_bytes() == here.part_path(part, kind).read_bytes()
     assert sorted(path.name for path in data.iterdir()) == sorted([f"{name}.json", *(f"part{k}" for k in parts)])
