@@ -89,10 +89,10 @@ def launch(options: Launch) -> int:
     hosts = read_hosts(Path(workspace, options.ip_config)) if options.ip_config is not None else []
     ranks = options.num_trainers + options.num_servers
     if family == "srun":
-        start = [program, *_srun(hosts, ranks), f"--chdir={workspace}", "--export=ALL"]
+        start = [program, *_srun(hosts, ranks, workspace)]
     else:
-        ssh = " ".join(ssh_options(options))
-        start = [*_env(_mpiexec_variables(family, ssh)), program, *_mpiexec(family, hosts, ranks), workspace]
+        variables = _mpiexec_variables(family, " ".join(ssh_options(options)))
+        start = [*_env(variables), program, *_mpiexec(family, hosts, ranks, workspace)]
     argv = [*start, *flags, *_env(_variables(options, workspace)), *command]
     if options.dry_run:
         print(shlex.join(argv))
@@ -125,7 +125,7 @@ def _words(what: str, text: str) -> list[str]:
         raise InvalidArgumentError(f"{what} cannot be split into words: {error} (got {text!r})") from error
 
 
-def _srun(hosts: list[str], ranks: int) -> list[str]:
+def _srun(hosts: list[str], ranks: int, workspace: str) -> list[str]:
     available, cpus = slurm_allocation() or (1, 0)
     nodes = len(hosts) or available  # Slurm has its own names of them
     if nodes > available:
@@ -138,16 +138,18 @@ def _srun(hosts: list[str], ranks: int) -> list[str]:
         *(["--overcommit"] if 0 < cpus < ranks else []),
         "--distribution=block",  # part k is on the k-th node
         "--kill-on-bad-exit=1",
+        f"--chdir={workspace}",
+        "--export=ALL",
     ]
 
 
-def _mpiexec(family: str, hosts: list[str], ranks: int) -> list[str]:
+def _mpiexec(family: str, hosts: list[str], ranks: int, workspace: str) -> list[str]:
     size = str(len(hosts) * ranks)
     if family != "openmpi":
-        return ["-hosts", ",".join(hosts), "-ppn", str(ranks), "-n", size, "-wdir"]
+        return ["-hosts", ",".join(hosts), "-ppn", str(ranks), "-n", size, "-wdir", workspace]
     slots = ",".join(f"{host}:{ranks}" for host in hosts)
     # without "none", Open MPI binds all threads of a rank to one core
-    return ["--host", slots, "--map-by", f"ppr:{ranks}:node", "-np", size, "--bind-to", "none", "--wdir"]
+    return ["--host", slots, "--map-by", f"ppr:{ranks}:node", "-np", size, "--bind-to", "none", "--wdir", workspace]
 
 
 def _mpiexec_variables(family: str, ssh: str) -> dict[str, str]:
