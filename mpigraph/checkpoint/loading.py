@@ -1,8 +1,7 @@
 """Reading a checkpoint on any number of trainers: shared tensors by the first one, each row by its new owner."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,23 +40,21 @@ def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
     return Manifest.of(peers.on_first(doing, lambda: Manifest.read(directory).content()))
 
 
-@contextmanager
-def opened(manifest: Manifest, directory: Path) -> Iterator[Callable[[int], ShardReader]]:
-    """Yield a function from a trainer to the file that it wrote; each is opened once, and closed at the end.
+def written_files(manifest: Manifest, directory: Path) -> Callable[[int], ShardReader]:
+    """Return a function from a trainer to the file that it wrote; each is looked at once.
 
     The function raises ShardFormatError if the file is missing, damaged or of another save.
     """
-    with ExitStack() as stack:
 
-        @cache
-        def file(trainer: int) -> ShardReader:
-            path = directory / manifest.file(trainer)
-            if not path.exists():
-                node = os.uname().nodename
-                raise ShardFormatError(f"{path}: file is missing on node {node}: all trainers must see one folder")
-            return stack.enter_context(ShardReader(path, GRAPH, trainer, manifest.word))
+    @cache
+    def file(trainer: int) -> ShardReader:
+        path = directory / manifest.file(trainer)
+        if not path.exists():
+            node = os.uname().nodename
+            raise ShardFormatError(f"{path}: file is missing on node {node}: all trainers must see one folder")
+        return ShardReader(path, GRAPH, trainer, manifest.word)
 
-        yield file
+    return file
 
 
 @collective("trainers")
@@ -86,7 +83,8 @@ def _verify(peers: Peers, manifest: Manifest, directory: Path, doing: str, pause
 
     Raises ShardFormatError, on every trainer, if one is missing or damaged.
     """
-    with opened(manifest, directory) as file, peers.together(doing):
+    file = written_files(manifest, directory)
+    with peers.together(doing):
         for k in range(peers.rank, manifest.trainers, peers.size):
             shard = file(k)
             for name in shard.names():
@@ -100,24 +98,24 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     doing = f"loading the checkpoint {str(directory)!r}"
     peers = Peers(session.world.trainers)
     manifest = find_manifest(peers, directory, doing)
-    with opened(manifest, directory) as file:
-        data = np.empty(int(manifest.ends()[-1]), np.uint8)
-        with peers.together(doing):
-            if peers.leads:
-                file(0).read_into(TENSORS, data)
-        peers.broadcast(doing, data)
-        plan = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}")
-        with peers.together(doing):
-            plan.update(state_dict, manifest.state)
-            job: dict[str, Any] = plan.decode(manifest.job, "the state of the job")
-            for number, tensor in plan.rows:
-                _check_rows(manifest.rows[number], tensor)
-        peers.check_same(doing, plan.places)
-        with peers.together(doing):
-            _read_own(peers, manifest, file, plan)
-        with peers.together(doing):
-            for number, tensor in plan.rows:
-                _read_rows(manifest.rows[number], f"rows/{number}", file, tensor)
+    file = written_files(manifest, directory)
+    data = np.empty(int(manifest.ends()[-1]), np.uint8)
+    with peers.together(doing):
+        if peers.leads:
+            file(0).read_into(TENSORS, data)
+    peers.broadcast(doing, data)
+    plan = Decoder(manifest.tensors_in(data), f"the checkpoint {str(directory)!r}")
+    with peers.together(doing):
+        plan.update(state_dict, manifest.state)
+        job: dict[str, Any] = plan.decode(manifest.job, "the state of the job")
+        for number, tensor in plan.rows:
+            _check_rows(manifest.rows[number], tensor)
+    peers.check_same(doing, plan.places)
+    with peers.together(doing):
+        _read_own(peers, manifest, file, plan)
+    with peers.together(doing):
+        for number, tensor in plan.rows:
+            _read_rows(manifest.rows[number], f"rows/{number}", file, tensor)
     for _, tensor in plan.rows:
         tensor.rows.window.sync()
         tensor.rows.note_write()  # on every trainer: cached copies of remote rows are old

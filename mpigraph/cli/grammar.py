@@ -195,7 +195,6 @@ class Verify:
 class HostOptions:
     """Options of both commands that reach hosts by ssh."""
 
-    ip_config: str | None = of_dgl("the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number", "FILE")
     ssh_port: int | None = of_dgl("where ssh is used (default: ssh's own)", "PORT")
     ssh_username: str = of_dgl("where ssh is used (default: ssh's own)", "NAME", "")
 
@@ -212,6 +211,7 @@ class Launch(HostOptions):
         'what every rank runs, as one argument: "python train.py --lr 0.01"; no shell reads it (else "sh -c \'...\'")',
         nargs="?",
     )
+    ip_config: str | None = of_dgl("the hosts, one 'ADDRESS [PORT]' on each line; in Slurm only their number", "FILE")
     num_trainers: int = of_dgl("trainers on each host", required=True)
     num_servers: int = of_dgl("servers on each host; 0: trainers host the graph (%(default)s)", default=1)
     num_samplers: int = of_dgl("threads with which each trainer samples; 0 is 1 (%(default)s)", default=0)
@@ -236,6 +236,7 @@ class Copy(HostOptions):
     allocation 'stage' copies parts to the nodes' own disks.
     """
 
+    ip_config: str = of_dgl("the hosts, one 'ADDRESS [PORT]' on each line", "FILE", required=True)
     part_config: str = of_dgl("the partitioned graph", "FILE.json", required=True)
     workspace: str = option("absolute path of the job's directory on every host", "DIR", required=True)
     rel_data_path: str = of_dgl("where the parts go, relative to the workspace", "DIR", required=True)
@@ -299,7 +300,7 @@ class Report:
 class Examples:
     """Copy the example scripts into a folder."""
 
-    directory: str = argument("DIR", "folder to copy into; files of the same names must not exist")
+    directory: str = argument("DIR", "new folder to write")
 
 
 class Slurm(Examples):

@@ -1,6 +1,6 @@
 """``python -m mpigraph info``: describe a partitioned graph and the load of its parts; ``verify``: check its files."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,8 @@ from mpigraph.memory import in_units
 from mpigraph.metadata.book import RangeBook
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.contents import PartFiles, audit_part, remote_sources
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.part_config import FILES, FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory, memory_by_tensor
-
-_LISTED = 5  # names of a feature's categories
 
 
 @collective("comm")
@@ -138,15 +136,11 @@ def _as_text(content: Mapping[str, Any]) -> str:
 
 def _in_words(features: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{printable(name)} {info['dtype']}{info['shape'] or ''}{' as ' + info['stored'] if 'stored' in info else ''}"
-        + _names(info.get("categories", []))
+        f"{printable(name)} {info['dtype']}{info['shape'] or ''}"
+        + (f" as {info['stored']}" if "stored" in info else "")
+        + (f" ({len(info['categories'])} names)" if "categories" in info else "")
         for name, info in features.items()
     )
-
-
-def _names(categories: Sequence[str]) -> str:
-    first = ", ".join(map(printable, [*categories[:_LISTED], *["..."] * (len(categories) > _LISTED)]))
-    return f" ({len(categories)} names: {first})" if categories else ""
 
 
 @collective("comm")
@@ -164,7 +158,8 @@ def verify(options: Verify, comm: Any = None) -> int:
         if exchange.rank == 0:
             for line in bad:
                 fail("verify", line)
-            files, nbytes = sum(map(len, config.files)), sum(_bytes_on_disk(config, k) for k in range(config.num_parts))
+            files = config.num_parts * len(FILES)
+            nbytes = sum(_bytes_on_disk(config, part) for part in range(config.num_parts))
             if options.json or not bad:
                 text = f"{config.path}: {files} files, {in_units(nbytes)}, all checksums right"
                 show({"files": files, "bytes": nbytes, "bad": bad}, "" if options.json else text)
@@ -173,5 +168,5 @@ def verify(options: Verify, comm: Any = None) -> int:
 
 def _bytes_on_disk(config: PartConfig, part: int) -> int:
     """Return the size of a part's files that exist."""
-    paths = [config.directory / path for path in config.files[part].values()]
+    paths = [config.part_path(part, which) for which in FILES]
     return sum(path.stat().st_size for path in paths if path.is_file())

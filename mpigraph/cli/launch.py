@@ -6,8 +6,8 @@ command's. ``env`` sets the job's variables in front of the user's command for e
 pass on arguments as they are, while their flags for variables change some values (``srun --export`` splits at commas,
 Open MPI's ``-x`` removes quotes).
 
-``copy`` brings parts and scripts to the hosts. The k-th of N hosts gets the parts that it will read: part k where there
-are as many parts as hosts. The configuration is copied last and unchanged, since it names the files relative to itself.
+``copy`` brings parts and scripts to the hosts. The k-th of N hosts gets the folders of the parts that it will read:
+part k where there are as many parts as hosts. The configuration is copied last and unchanged.
 
 Commands are lists of arguments that no shell reads. Only ssh runs one, on the remote side: it joins its arguments with
 spaces and lets the user's shell there split them again, so every word for ssh is quoted. rsync sends paths past that
@@ -27,20 +27,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mpigraph.cli.grammar import Copy, HostOptions, Launch
 from mpigraph.cli.main import note, pairs
 from mpigraph.config import slurm_allocation
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import parts_of_hosts
 
-_VERSIONS = {
-    "hydra": "HYDRA build details",
-    "intel": r"Intel\(R\) MPI",
-    "openmpi4": r"\((Open MPI|OpenRTE)\) [1-4]\.",
-    "openmpi5": r"\((Open MPI|OpenRTE|PRRTE)\)",  # PRRTE has versions of its own, from 1
+_VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
+_SSH = {  # the variables from which an mpiexec takes arguments of ssh
+    "hydra": ("HYDRA_LAUNCHER_EXTRA_ARGS",),
+    "intel": ("I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",),
+    "openmpi": ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args"),  # up to Open MPI 4, and from 5 on
 }
 _HERE = ("localhost", "127.0.0.1", "::1")
 _VERSION_TIMEOUT = 20  # seconds
@@ -87,14 +86,14 @@ def launch(options: Launch) -> int:
     if options.ip_config is None and family != "srun":
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
     flags = _words("--launcher_flags", options.launcher_flags)
-    job = _Job(
-        ranks=options.num_trainers + options.num_servers,
-        hosts=read_hosts(Path(workspace, options.ip_config)) if options.ip_config is not None else [],
-        workspace=workspace,
-        ssh=" ".join(ssh_options(options)),
-        tail=[*flags, *_env(_variables(options, workspace)), *command],
-    )
-    argv = _srun(program, job) if family == "srun" else _mpiexec(family, program, job)
+    hosts = read_hosts(Path(workspace, options.ip_config)) if options.ip_config is not None else []
+    ranks = options.num_trainers + options.num_servers
+    if family == "srun":
+        start = [program, *_srun(hosts, ranks, workspace)]
+    else:
+        variables = _mpiexec_variables(family, " ".join(ssh_options(options)))
+        start = [*_env(variables), program, *_mpiexec(family, hosts, ranks, workspace)]
+    argv = [*start, *flags, *_env(_variables(options, workspace)), *command]
     if options.dry_run:
         print(shlex.join(argv))
     else:
@@ -126,50 +125,37 @@ def _words(what: str, text: str) -> list[str]:
         raise InvalidArgumentError(f"{what} cannot be split into words: {error} (got {text!r})") from error
 
 
-class _Job(NamedTuple):
-    ranks: int  # on each host
-    hosts: list[str]
-    workspace: str
-    ssh: str  # mpiexec's arguments of ssh
-    tail: list[str]  # the user's flags of the launcher, variables and command
-
-
-def _srun(program: str, job: _Job) -> list[str]:
+def _srun(hosts: list[str], ranks: int, workspace: str) -> list[str]:
     available, cpus = slurm_allocation() or (1, 0)
-    nodes = len(job.hosts) or available  # Slurm has its own names of them
+    nodes = len(hosts) or available  # Slurm has its own names of them
     if nodes > available:
         raise InvalidArgumentError(f"{nodes} hosts, but the Slurm allocation has {available} node(s)")
     return [
-        program,
         f"--nodes={nodes}",
-        f"--ntasks={nodes * job.ranks}",
-        f"--ntasks-per-node={job.ranks}",
-        *([f"--cpus-per-task={max(1, cpus // job.ranks)}"] if cpus else []),
-        *(["--overcommit"] if 0 < cpus < job.ranks else []),
+        f"--ntasks={nodes * ranks}",
+        f"--ntasks-per-node={ranks}",
+        *([f"--cpus-per-task={max(1, cpus // ranks)}"] if cpus else []),
+        *(["--overcommit"] if 0 < cpus < ranks else []),
         "--distribution=block",  # part k is on the k-th node
         "--kill-on-bad-exit=1",
-        f"--chdir={job.workspace}",
+        f"--chdir={workspace}",
         "--export=ALL",
-        *job.tail,
     ]
 
 
-def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
-    size = str(len(job.hosts) * job.ranks)
-    if family.startswith("openmpi"):
-        hosts = ",".join(f"{host}:{job.ranks}" for host in job.hosts)
-        # without it, Open MPI binds all threads of a rank to one core
-        placement = ["--host", hosts, "--map-by", f"ppr:{job.ranks}:node", "-np", size, "--bind-to", "none"]
-        ssh = ["--mca", "plm_rsh_args"] if family == "openmpi4" else ["--prtemca", "plm_ssh_args"]
-        return [program, *placement, "--wdir", job.workspace, *([*ssh, job.ssh] if job.ssh else []), *job.tail]
-    variables = {}
-    if family == "intel":  # else a batch system's counts would win over -ppn
-        variables["I_MPI_JOB_RESPECT_PROCESS_PLACEMENT"] = "disable"
-    if job.ssh:
-        name = "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" if family == "intel" else "HYDRA_LAUNCHER_EXTRA_ARGS"
-        variables[name] = job.ssh
-    placement = ["-hosts", ",".join(job.hosts), "-ppn", str(job.ranks), "-n", size]
-    return [*_env(variables), program, *placement, "-wdir", job.workspace, *job.tail]
+def _mpiexec(family: str, hosts: list[str], ranks: int, workspace: str) -> list[str]:
+    size = str(len(hosts) * ranks)
+    if family != "openmpi":
+        return ["-hosts", ",".join(hosts), "-ppn", str(ranks), "-n", size, "-wdir", workspace]
+    slots = ",".join(f"{host}:{ranks}" for host in hosts)
+    # without "none", Open MPI binds all threads of a rank to one core
+    return ["--host", slots, "--map-by", f"ppr:{ranks}:node", "-np", size, "--bind-to", "none", "--wdir", workspace]
+
+
+def _mpiexec_variables(family: str, ssh: str) -> dict[str, str]:
+    # else a batch system's counts would win over -ppn
+    own = {"I_MPI_JOB_RESPECT_PROCESS_PLACEMENT": "disable"} if family == "intel" else {}
+    return own | (dict.fromkeys(_SSH[family], ssh) if ssh else {})
 
 
 def _env(variables: Mapping[str, str]) -> list[str]:
@@ -177,22 +163,21 @@ def _env(variables: Mapping[str, str]) -> list[str]:
 
 
 def _find_launcher(mpiexec: str) -> tuple[str, str]:
-    """Return the family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the launcher to use."""
+    """Return the family ("srun", "hydra", "intel" or "openmpi") and the path of the launcher to use."""
     if slurm_allocation() and not mpiexec:
         return "srun", shutil.which("srun") or "srun"
     beside = str(Path(sys.executable).parent)  # a wheel's comes first
     usual = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
     program = shutil.which(mpiexec) if mpiexec else usual
     if program is None:
-        where = f"beside {sys.executable} or on PATH"
-        no_usual = f"no launcher: no mpiexec {where}, and this is no Slurm allocation"
+        no_usual = f"no launcher: no mpiexec beside {sys.executable} or on PATH, and this is no Slurm allocation"
         raise InvalidArgumentError(f"--mpiexec {mpiexec}: no such program" if mpiexec else no_usual)
     asked = [program, "--version"]
     done = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=_VERSION_TIMEOUT, check=False)
     version = (done.stdout + done.stderr).decode(errors="replace")
     family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
     if family is None:
-        line = version.strip().splitlines()[0] if version.strip() else "nothing"
+        line = version.partition("\n")[0]
         raise InvalidArgumentError(f"{program} is of an unknown MPI library (--version says {line!r})")
     return family, program
 
@@ -211,11 +196,9 @@ class _Site:
 
     def send(self, sources: Sequence[str], directory: str) -> list[str]:
         """Return the command that copies files or folders (absolute paths) into a directory."""
-        options = ["-a", "--partial", "--protect-args"]
-        if self.is_here:
-            return ["rsync", *options, "--", *sources, f"{directory}/"]
-        target = f"[{self.name}]" if ":" in self.name else self.name
-        return ["rsync", *options, "-e", shlex.join(self._ssh), "--", *sources, f"{target}:{directory}/"]
+        ssh = [] if self.is_here else ["-e", shlex.join(self._ssh)]
+        host = "" if self.is_here else f"[{self.name}]:" if ":" in self.name else f"{self.name}:"
+        return ["rsync", "-a", "--partial", "--protect-args", *ssh, "--", *sources, f"{host}{directory}/"]
 
 
 def copy(options: Copy) -> int:
@@ -226,18 +209,19 @@ def copy(options: Copy) -> int:
     if scripts is not None and not os.path.isdir(scripts):
         raise InvalidArgumentError(f"--script_folder: no such directory: {scripts!r}")
     config = PartConfig.read(os.path.abspath(options.part_config))
-    if options.ip_config is None:
-        raise InvalidArgumentError("--ip_config is needed (inside of Slurm, 'stage' copies to the nodes' disks)")
+    for part in range(config.num_parts):
+        config.file_sizes(part)  # an error if one is missing
     sites = [_Site(host, options) for host in read_hosts(Path(options.ip_config))]
     data = os.path.normpath(os.path.join(workspace, options.rel_data_path))
     for_all = [(workspace, [os.path.abspath(scripts)])] if scripts is not None else []
     for_all.append((data, [str(config.path)]))
     commands: list[tuple[str, list[str]]] = []  # all before the first one runs, so that every error shows before
     for index, site in enumerate(sites):
-        files = _files_of(config, data, index, len(sites))
+        parts = parts_of_hosts([index], len(sites), config.num_parts)
+        folders = [str(config.part_path(part, "part_graph").parent) for part in parts]
         # a host that cannot be reached shows before the first copy
-        commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data, *files])))
-        commands += [(site.name, site.send(sources, where)) for where, sources in (*files.items(), *for_all)]
+        commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data])))
+        commands += [(site.name, site.send(sources, where)) for where, sources in ((data, folders), *for_all)]
     for name, argv in commands:
         print(shlex.join(argv), flush=True)
         if options.dry_run:
@@ -246,15 +230,3 @@ def copy(options: Copy) -> int:
         if status != 0:
             raise MPIGraphError(f"copying to {name} failed: {argv[0]} ended with status {status}")
     return 0
-
-
-def _files_of(config: PartConfig, data: str, host: int, num_hosts: int) -> dict[str, list[str]]:
-    """Return the parts' files that a host needs, by the directory on the host that they go to."""
-    files: dict[str, list[str]] = {}
-    for part in parts_of_hosts([host], num_hosts, config.num_parts):
-        for kind, name in config.files[part].items():
-            source = os.path.abspath(config.part_path(part, kind))
-            if not os.path.isfile(source):
-                raise PartitionError(f"{source}: no such file (part {part} of {config.path})")
-            files.setdefault(os.path.join(data, os.path.dirname(name)), []).append(source)
-    return files

@@ -198,17 +198,10 @@ def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exc
 
 
 def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ranks: int) -> None:
-    note(f"{work.num_nodes} nodes, {work.num_edges} directed edges{_types(source)}")
+    schema = source.schema
+    types = "" if schema.is_homogeneous else f" of {len(schema.ntypes)} types in {len(schema.relations)} relations"
+    note(f"{work.num_nodes} nodes, {work.num_edges} directed edges{types}")
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
     note(f"memory forecast: {in_units(foreseen.memory)}{of}")
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
     note(f"temporary files: at most {in_units(foreseen.scratch)}{of}{why}")
-
-
-def _types(source: GraphSource) -> str:
-    schema = source.schema
-    if schema.is_homogeneous:
-        return ""
-    of_types = zip(map(printable, schema.ntypes), source.num_nodes, strict=True)
-    counts = ", ".join(f"{ntype} {count}" for ntype, count in of_types)
-    return f" in {len(schema.relations)} relations; nodes by type: {counts}"

@@ -80,14 +80,12 @@ def read_config(exchange: Exchange, part_config: str) -> PartConfig:
     return config
 
 
-_BAR = "{desc:<22} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 _SECONDS_IN_TERMINAL = 0.2
 _SECONDS_IN_LOG = 10.0
-_SCALED = 10_000  # numbers of steps from here on are shown as 12.3k
 
 
 class ProgressBar:
-    """A display of stages, called as :data:`.Progress` says."""
+    """A display of stages, called as :data:`.Progress` says: tqdm's bar, which begins anew with each stage."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -95,20 +93,18 @@ class ProgressBar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` steps of a stage are over."""
-        if sys.stderr is None:  # closed from the start; print would write to stdout
+        if sys.stderr is None or total == 0:  # closed from the start; print would write to stdout
             return
         now, in_terminal = time.monotonic(), sys.stderr.isatty()
         if stage != self._stage:
             self._stage, self._begin, self._shown = stage, now, -math.inf
-        is_late = now - self._shown >= (_SECONDS_IN_TERMINAL if in_terminal else _SECONDS_IN_LOG)
-        if total == 0 or not (done >= total or is_late):
+        if done < total and now - self._shown < (_SECONDS_IN_TERMINAL if in_terminal else _SECONDS_IN_LOG):
             return
         self._shown = now
         columns = shutil.get_terminal_size().columns - 1 if in_terminal else None
-        form: dict[str, Any] = {"prefix": stage, "unit": "", "unit_scale": total >= _SCALED, "bar_format": _BAR}
-        line = tqdm.format_meter(done, total, now - self._begin, columns, **form).rstrip()
-        is_over = done >= total or not in_terminal  # else the next line is written over it
-        print(f"\r{line:<{columns}}" if columns else line, end="\n" if is_over else "", file=sys.stderr, flush=True)
+        line = tqdm.format_meter(done, total, now - self._begin, columns, stage)
+        stays = done >= total or not in_terminal  # else the next line is written over it
+        print(f"\r{line}" if in_terminal else line, end="\n" if stays else "", file=sys.stderr, flush=True)
 
 
 def progress_of(exchange: Exchange) -> Progress:

@@ -9,7 +9,6 @@ import shutil
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,19 +75,18 @@ def _stage(world: World, part_config: str, directory: Path, num_servers: int, ov
                 tables = config.book.node_offsets, config.book.edge_offsets
                 sizes = [sum(int(offsets[-1]) for offsets in table) for table in tables]
                 check_vacant(directory, config.graph_name, (sizes[0], sizes[1]))
-    with together(world.comm, step):
-        if shards:
             missing = [shard for shard in shards if not is_staged(shard, config)]
             check_fit(missing, directory, node)
-            if missing:  # a configuration lies there only with all its shards
-                (directory / config.path.name).unlink(missing_ok=True)
-            remove_other_graphs(directory, config.graph_name)
     with together(world.comm, step):
+        if missing:  # a configuration lies there only with all its shards
+            (directory / config.path.name).unlink(missing_ok=True)
+        if shards:
+            remove_other_graphs(directory, config.graph_name)
         for shard in missing:
             copy_shard(shard, config)
     with together(world.comm, step):  # last, now that every node has its parts
         if shards:
-            replace(config, files=config.default_files(config.num_parts)).write(directory)
+            config.write(directory)
             with suppress(OSError):  # the graph stands
                 remove_parts(directory, np.ones(config.num_parts, np.bool_))
     size = in_units(sum(shard.size for shard in missing))
@@ -145,16 +143,11 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
     """
     if directory.resolve() == config.directory.resolve():
         raise PartitionError(f"{directory} is where the parts are: choose another directory")
-    shards = []
-    for part in parts:
-        for kind, name in PartConfig.files_of(part).items():
-            source = config.part_path(part, kind)
-            try:
-                size = source.stat().st_size
-            except OSError as error:
-                raise PartitionError(f"{source}: {error.strerror} (part {part} of {config.path})") from error
-            shards.append(Shard(part, kind, source, directory / name, size))
-    return shards
+    return [
+        Shard(part, which, config.part_path(part, which), directory / config.files_of(part)[which], size)
+        for part in parts
+        for which, size in config.file_sizes(part).items()
+    ]
 
 
 def is_staged(shard: Shard, config: PartConfig) -> bool:

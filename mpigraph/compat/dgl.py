@@ -1,7 +1,8 @@
 """``import dgl`` gives this library: :func:`install` puts an import finder in front of Python's own.
 
-Every module of the alias looks names up on use: first those peculiar to DGL, then those of the modules of this library,
-so that later additions are there, too. :data:`MODULES` is the table. ``import mpigraph`` alone changes nothing.
+Every module of the alias looks names up on use: first those peculiar to DGL (``dgl_calls``), then those of the modules
+of this library, so that later additions are there, too. :data:`MODULES` is the table. ``import mpigraph`` alone changes
+nothing.
 """
 
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpigraph.config import tell_num_servers
 from mpigraph.errors import InvalidArgumentError
@@ -20,74 +21,33 @@ LIBRARY_VERSION = "2.2.1+mpigraph"
 """The version of DGL that scripts see."""
 
 
-class Sources(NamedTuple):
-    """The sources of the names of one of DGL's modules.
-
-    Attributes:
-        homes: modules of this library that are searched in turn for names that ``names`` lacks.
-        names: DGL's name -> "module:name" here, or "module".
-    """
-
-    homes: tuple[str, ...] = ()
-    names: Mapping[str, str] = {}
-
-
 _CALLS = "mpigraph.compat.dgl_calls"
-
-
-def _calls(names: str) -> dict[str, str]:
-    """Return the sources of names that ``dgl_calls`` has under the same name."""
-    return {name: f"{_CALLS}:{name}" for name in names.split()}
-
-
-_OLD_LOADING = _calls(
-    "DataLoader EdgeDataLoader MultiLayerFullNeighborSampler MultiLayerNeighborSampler NeighborSampler NodeDataLoader"
-)
-_ROLES = {
-    **{name: f"mpigraph.metadata.schema:{name}" for name in ("DEFAULT_ETYPE", "DEFAULT_NTYPE")},
-    **_calls("DGL2GB_EID GB_DST_ID MAX_QUEUE_SIZE SERVER_EXIT client_barrier get_num_client get_num_machines get_rank"),
-    **_calls("initialize shutdown_servers"),
-}
-_DISTRIBUTED = {
-    **_ROLES,
-    **_calls("DistGraph DistTensor find_edges in_degrees in_subgraph load_partition out_degrees"),
-    **_calls("sample_etype_neighbors sample_neighbors"),
-    "GraphPartitionBook": "mpigraph.distributed:RangePartitionBook",
-    "finalize_client": "mpigraph.distributed:exit_client",
-    "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
-    "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-}
-_ROLES |= _calls("BACKEND_NAME get_global_rank get_num_trainers get_role get_trainer_rank init_role seed")
 _GRAPHS = ("mpigraph", "mpigraph.convert")
-_SOURCES = {  # of modules, whose names begin with "dgl."
-    "data data.tensor_serialize data.utils utils": Sources(
-        names=_calls("expand_as_pair generate_mask_tensor idx2mask makedirs register_data_args")
-    ),
+_HOMES = {  # of modules, whose names begin with "dgl."
+    "data data.tensor_serialize data.utils distributed.role utils": (_CALLS,),
     "dataloading dataloading.base dataloading.dataloader dataloading.dist_dataloader dataloading.labor_sampler "
-    "dataloading.neighbor dataloading.neighbor_sampler dataloading.pytorch": Sources(
-        ("mpigraph.dataloading",), _OLD_LOADING
-    ),
-    "dataloading.negative_sampler": Sources(("mpigraph.dataloading.negative_sampler",)),
+    "dataloading.neighbor dataloading.neighbor_sampler dataloading.pytorch sampling": (_CALLS, "mpigraph.dataloading"),
+    "dataloading.negative_sampler": ("mpigraph.dataloading.negative_sampler",),
     "distributed distributed.constants distributed.dist_context distributed.dist_dataloader distributed.dist_graph "
     "distributed.dist_tensor distributed.graph_partition_book distributed.graph_services distributed.partition": (
-        Sources(("mpigraph.distributed",), _DISTRIBUTED)
+        _CALLS,
+        "mpigraph.distributed",
     ),
-    "distributed.nn distributed.nn.pytorch": Sources(("mpigraph.distributed.nn",)),
-    "distributed.optim distributed.optim.pytorch": Sources(("mpigraph.distributed.optim",)),
-    "distributed.role": Sources(names=_ROLES),
-    "function": Sources(("mpigraph.function",)),
-    "multiprocessing": Sources(("torch.multiprocessing",)),
-    "nn nn.functional nn.pytorch nn.pytorch.conv nn.pytorch.hetero nn.pytorch.link nn.pytorch.softmax ops": Sources(
-        ("mpigraph.nn",), _calls("RelGraphConv")
+    "distributed.nn distributed.nn.pytorch": ("mpigraph.distributed.nn",),
+    "distributed.optim distributed.optim.pytorch": ("mpigraph.distributed.optim",),
+    "function": ("mpigraph.function",),
+    "multiprocessing": ("torch.multiprocessing",),
+    "nn nn.functional nn.pytorch nn.pytorch.conv nn.pytorch.hetero nn.pytorch.link nn.pytorch.softmax ops": (
+        _CALLS,
+        "mpigraph.nn",
     ),
-    "sampling": Sources(("mpigraph.dataloading",), _OLD_LOADING | _calls("sample_neighbors")),
-    "base convert transform transforms transforms.functional": Sources(_GRAPHS),
+    "base convert transform transforms transforms.functional": _GRAPHS,
 }
-_OF_DGL = {"DGLHeteroGraph": "mpigraph:DGLGraph", "backend_name": f"{_CALLS}:BACKEND_NAME"}
-MODULES: Mapping[str, Sources] = {
-    "dgl": Sources(_GRAPHS, _OF_DGL | _calls("in_subgraph seed")),
-    **{f"dgl.{name}": sources for names, sources in _SOURCES.items() for name in names.split()},
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "dgl": (_CALLS, *_GRAPHS),
+    **{f"dgl.{name}": homes for names, homes in _HOMES.items() for name in names.split()},
 }
+"""The modules of the alias, and those of this library that are searched in turn for their names."""
 
 _OF_MODULES = {
     "dgl.data": "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others",
@@ -148,9 +108,8 @@ class _Module(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        sources = MODULES[self.__name__]
-        listed = {name for home in sources.homes for name in getattr(import_module(home), "__all__", ())}
-        return sorted({*super().__dir__(), *sources.names, *listed})
+        listed = {name for home in MODULES[self.__name__] for name in getattr(import_module(home), "__all__", ())}
+        return sorted({*super().__dir__(), *listed})
 
 
 class _Finder:
@@ -193,12 +152,7 @@ def install() -> None:
 
 def _look_up(module: str, name: str) -> Any:
     """Return the object behind a name of DGL's. Raises AttributeError that says what to do."""
-    sources = MODULES[module]
-    if name in sources.names:
-        home, _, original = sources.names[name].partition(":")
-        source = import_module(home)
-        return getattr(source, original) if original else source
-    for home in sources.homes:
+    for home in MODULES[module]:
         source = import_module(home)
         # a name that a module only imports, such as torch, it does not export
         if hasattr(source, name) and name in getattr(source, "__all__", (name,)):

@@ -2,7 +2,8 @@
 
 DGL up to 0.6, and some of its functions since, number the nodes and edges of all types together, part after part, and
 within a part type after type (:class:`.RangePartitionBook` converts). Ids by type are as elsewhere in this library.
-Every rank that runs the script is a trainer, of role "default".
+Every rank that runs the script is a trainer, of role "default". ``__all__`` has also the names that other objects of
+this library have in DGL.
 """
 
 import argparse
@@ -14,17 +15,35 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from mpigraph import dataloading, nn
+from mpigraph import dataloading, distributed, nn
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.sampler import check_graph
 from mpigraph.distgraph import graph as distgraph, partitioning, tensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, IdsLike, as_ids
-from mpigraph.graphs.hetero import HeteroGraph, graph
+from mpigraph.graphs.hetero import DGLGraph, HeteroGraph, graph
 from mpigraph.log import get_logger
+from mpigraph.metadata import schema
 from mpigraph.session import context
 from mpigraph.session.context import check_seed, current
 from mpigraph.session.control import Operation
+
+__all__ = (
+    "BACKEND_NAME DEFAULT_ETYPE DEFAULT_NTYPE DGL2GB_EID DGLHeteroGraph DataLoader DistGraph DistTensor EdgeDataLoader "
+    "GB_DST_ID GraphPartitionBook MAX_QUEUE_SIZE MultiLayerFullNeighborSampler MultiLayerNeighborSampler "
+    "NeighborSampler NodeDataLoader RelGraphConv SERVER_EXIT _etype_str_to_tuple _etype_tuple_to_str backend_name "
+    "client_barrier expand_as_pair finalize_client find_edges generate_mask_tensor get_global_rank get_num_client "
+    "get_num_machines get_num_trainers get_rank get_role get_trainer_rank idx2mask in_degrees in_subgraph init_role "
+    "initialize load_partition makedirs out_degrees register_data_args sample_etype_neighbors sample_neighbors seed "
+    "shutdown_servers"
+).split()
+
+DEFAULT_ETYPE, DEFAULT_NTYPE = schema.DEFAULT_ETYPE, schema.DEFAULT_NTYPE
+DGLHeteroGraph = DGLGraph
+GraphPartitionBook = distributed.RangePartitionBook
+backend_name: Final = "pytorch"
+finalize_client = distributed.exit_client
+_etype_str_to_tuple, _etype_tuple_to_str = schema.parse_relation, schema.relation_key
 
 _LOW_MEM_PLACE = 8
 """Position of ``low_mem`` in DGL up to 0.7; later versions have the dropout rate there."""
@@ -272,7 +291,7 @@ def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
     return input_, input_[: g.num_dst_nodes()]
 
 
-BACKEND_NAME: Final = "pytorch"
+BACKEND_NAME: Final = backend_name
 DGL2GB_EID: Final = "_dgl2gb_eid"
 GB_DST_ID: Final = "_gb_dst_id"
 MAX_QUEUE_SIZE: Final = 20 << 30

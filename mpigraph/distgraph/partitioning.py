@@ -186,9 +186,9 @@ def load_partition(
         ShardFormatError: a shard is damaged.
     """
     config = _config_with(part_config, part_id)
-    with PartFiles(config) as files:
-        files.check(part_id)
-        graph = _part_graph(files, part_id)
+    files = PartFiles(config)
+    files.check(part_id)
+    graph = _part_graph(files, part_id)
     node_feats, edge_feats = load_partition_feats(part_config, part_id) if load_feats else (None, None)
     book = RangePartitionBook(config.book, part_id)
     if homogeneous and not config.schema.is_homogeneous:
@@ -208,12 +208,12 @@ def load_partition_feats(
         dataset. Features stored in a narrower dtype have the one that they had before.
     """
     config = _config_with(part_config, part_id)
-    with PartFiles(config) as files:
-        files.check(part_id)
-        return (
-            _read_features(files, part_id, True, config.node_features) if load_nodes else None,
-            _read_features(files, part_id, False, config.edge_features) if load_edges else None,
-        )
+    files = PartFiles(config)
+    files.check(part_id)
+    return (
+        _read_features(files, part_id, True, config.node_features) if load_nodes else None,
+        _read_features(files, part_id, False, config.edge_features) if load_edges else None,
+    )
 
 
 def load_partition_book(
@@ -298,10 +298,10 @@ def _read_features(files: PartFiles, part_id: int, is_node: bool, features: Feat
     number_of = {owner: number for number, owner in enumerate(schema.ntypes if is_node else schema.relation_keys)}
     for owner, table in sorted(features.items()):
         for name, info in sorted(table.items()):
-            stored = StoredRows.of_feature(files.config, is_node, number_of[owner], name)
-            begin, end = stored.offsets[part_id : part_id + 2].tolist()
+            stored = StoredRows.of_feature(files.config, is_node, [number_of[owner]], name)
+            begin, end = stored.offsets[0, part_id : part_id + 2].tolist()
             rows = np.empty((end - begin, *info.shape), storage_dtype(info.stored))
-            read_rows(files, stored, begin, rows)
+            read_rows(files, stored, [(begin, end)], rows)
             key = f"{owner}/{name}"
             dataset = node_feature_name(owner, name) if is_node else edge_feature_name(owner, name)
             tensors[dataset if key in tensors else key] = to_torch(widened(rows, info.stored, info.dtype), info.dtype)

@@ -475,7 +475,8 @@ def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Itera
     doing = f"putting the rows of tensor {rows.name!r} into their original order"
     owned = RowOwners(session.world, rows.offsets).ranges()
     bounds = even_bounds(rows.shape[0], session.num_trainers)
-    with session.world.together(doing), PartFiles(config) as files:
+    files = PartFiles(config)
+    with session.world.together(doing):
         ids = np.concatenate([np.arange(part.first, part.last) for part in owned] or [np.empty(0, np.int64)])
         pairs = np.stack([np.empty_like(ids), ids], axis=1)
         begin = 0
@@ -506,7 +507,7 @@ def _orig_ids(files: PartFiles, rows: RowTensor, first: int, last: int) -> I64:
     orig_ids = np.empty(last - first, np.int64)
     if policy.is_node:
         name = node_orig_ids_name(config.schema.ntypes[policy.type_id])
-        read_rows(files, StoredRows.alone("part_graph", name, offsets), first, orig_ids)
+        read_rows(files, StoredRows.alone("part_graph", name, offsets), [(first, last)], orig_ids)
         return orig_ids
     at = 0
     for part, begin, end in overlaps(offsets, first, last):

@@ -46,10 +46,10 @@ def _rows_of(
 
     def read(begin: int, end: int) -> Array:
         rows = np.empty((end - begin, *shape), dtype)
-        read_rows(files, stored, begin, rows)
+        read_rows(files, stored, [(begin, end)], rows)
         return rows
 
-    count = int(stored.offsets[-1])
+    count = int(stored.offsets[0, -1])
     segment = segment_rows(count, np.dtype(dtype).itemsize * math.prod(shape))
     return FileRows(read, (count, *shape), dtype, even_blocks(count, segment))
 
@@ -96,7 +96,7 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
     def features(is_node: bool, owner: int, infos: Mapping[str, FeatureInfo]) -> dict[str, Feature]:
         of_owner = {}
         for name, info in infos.items():
-            stored = StoredRows.of_feature(config, is_node, owner, name)
+            stored = StoredRows.of_feature(config, is_node, [owner], name)
             rows = _rows_of(files, stored, storage_dtype(info.stored), info.shape)
             of_owner[name] = Feature(rows, info.dtype, info.narrow, info.categories)
         return of_owner

@@ -28,7 +28,7 @@ from mpigraph.partition.shuffle import ORIGINAL_IDS, Arrays, Shuffle, Writers, a
 from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.storage import format as stored
 from mpigraph.storage.contents import datasets
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.part_config import FILES, PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
 _CHUNK_BYTES = 32 << 20
@@ -248,7 +248,7 @@ class PartWriter:
                 which: stack.enter_context(
                     ShardWriter(config.part_path(part, which), config.graph_name, part, config.content)
                 )
-                for which in config.files_of(part)
+                for which in FILES
             }
             begun = {(which, name): files[which].create(name, *info) for which, name, info in datasets(config, part)}
             for ntype_id in range(len(self.source.schema.ntypes)):

@@ -319,7 +319,7 @@ class _Run:
         edges = np.pad(np.cumsum(writer.counts, axis=0), ((1, 0), (0, 0))).T
         book = RangeBook(source.schema, writer.numbering.offsets, edges)
         return PartConfig(
-            self.graph_name, self.method, book, *feature_infos(source), PartConfig.default_files(book.num_parts),
+            self.graph_name, self.method, book, *feature_infos(source),
             report, self.out, identity, content, source.shared, tuple(source.shared_features),
         )  # fmt: skip
 
@@ -343,7 +343,7 @@ def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_pa
     """Return the bytes of the shards and the assignment, without HDF5's own, which are few."""
     of_nodes, of_edges = ([np.array([0, n]) for n in counts] for counts in (source.num_nodes, source.edge_counts))
     whole = PartConfig(
-        "", "", RangeBook(source.schema, of_nodes, of_edges), *infos, PartConfig.default_files(1),
+        "", "", RangeBook(source.schema, of_nodes, of_edges), *infos,
         shared=source.shared, shared_features=tuple(source.shared_features),
     )  # fmt: skip
     return bytes_of_part(whole, 0) + 4 * sum(source.num_nodes) + 8 * (num_parts - 1) * len(source.own)

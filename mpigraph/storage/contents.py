@@ -17,7 +17,7 @@ from mpigraph.kernels.csr import bad_source
 from mpigraph.storage import format as naming
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.storage.narrow import RowError, rounded
-from mpigraph.storage.part_config import PartConfig, SharedFeature
+from mpigraph.storage.part_config import FILES, PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, read_chunks
 
 _KNOWN = 1 << 14  # files whose datasets are known
@@ -26,9 +26,7 @@ _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands o
 
 
 class PartFiles:
-    """The files of a partitioned graph, each checked once and known for what is read next.
-
-    A context manager.
+    """The files of a partitioned graph, each checked once and known for what is read next; none stays open.
 
     Attributes:
         config: the partitioned graph.
@@ -46,25 +44,12 @@ class PartFiles:
             PartitionError: the part does not exist.
             ShardFormatError: the file is missing, damaged, or belongs to something else.
         """
-        shard = self._known.get((part, which))
-        if shard is None:
+        if (part, which) not in self._known:
             if len(self._known) == _KNOWN:
                 self._known.clear()
             path = self.config.part_path(part, which)
-            shard = ShardReader(path, self.config.graph_name, part, self.config.content)
-            self._known[part, which] = shard
-        return shard
-
-    def close(self) -> None:
-        """Forget what is known of them."""
-        self._kept.clear()
-        self._known.clear()
-
-    def __enter__(self) -> "PartFiles":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self._known[part, which] = ShardReader(path, self.config.graph_name, part, self.config.content)
+        return self._known[part, which]
 
     def check(self, part: int) -> None:
         """Check that the files of a part hold what the configuration says; reads no rows.
@@ -72,7 +57,7 @@ class PartFiles:
         Raises:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
         """
-        for which in self.config.files[part]:
+        for which in FILES:
             self.check_file(part, which)
 
     def check_file(self, part: int, which: str) -> Fingerprint:
@@ -234,13 +219,13 @@ def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows with global numbers that are spread over the parts' files.
+    """Rows with global numbers that are spread over the parts' files: those of an owner, or of k that share a dataset.
 
     Attributes:
         which: the file of a part: "part_graph", "node_feats" or "edge_feats".
         name: the dataset.
-        offsets: int64[P + 1], the parts' ranges of the rows.
-        begins: int64[P], where they begin in the dataset of each part.
+        offsets: int64[k, P + 1], the parts' ranges of the rows of each owner.
+        begins: int64[k, P], where they begin in the dataset of each part.
     """
 
     which: str
@@ -250,80 +235,46 @@ class StoredRows:
 
     @classmethod
     def alone(cls, which: str, name: str, offsets: I64) -> "StoredRows":
-        """Return rows that have a dataset of their own."""
-        return cls(which, name, offsets, np.zeros(len(offsets) - 1, np.int64))
+        """Return rows that have a dataset of their own; ``offsets`` is int64[P + 1]."""
+        return cls(which, name, offsets[None], np.zeros((1, len(offsets) - 1), np.int64))
 
     @classmethod
-    def of_feature(cls, config: PartConfig, is_node: bool, type_id: int, name: str) -> "StoredRows":
-        """Return the rows of a feature of a node type or relation."""
+    def of_feature(cls, config: PartConfig, is_node: bool, owners: Sequence[int], name: str) -> "StoredRows":
+        """Return the rows of a feature of a node type or relation, or of several relations that share it."""
         if is_node:
-            dataset = naming.node_feature_name(config.schema.ntypes[type_id], name)
-            return cls.alone("node_feats", dataset, config.book.node_offsets[type_id])
-        offsets = config.book.edge_offsets[type_id]
-        begins = config.begins_of_features.get((type_id, name))
-        if begins is not None:
-            return cls("edge_feats", naming.shared_feature_name(name), offsets, begins)
-        return cls.alone("edge_feats", naming.edge_feature_name(config.schema.relation_key(type_id), name), offsets)
-
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield ``(part, first, last)`` of the rows ``[begin, end)``, counted within the part's dataset."""
-        for part, first, last in overlaps(self.offsets, begin, end):
-            base = int(self.begins[part])
-            yield part, base + first, base + last
+            dataset = naming.node_feature_name(config.schema.ntypes[owners[0]], name)
+            return cls.alone("node_feats", dataset, config.book.node_offsets[owners[0]])
+        if (owners[0], name) not in config.begins_of_features:
+            dataset = naming.edge_feature_name(config.schema.relation_key(owners[0]), name)
+            return cls.alone("edge_feats", dataset, config.book.edge_offsets[owners[0]])
+        begins = np.array([config.begins_of_features[owner, name] for owner in owners])
+        return cls("edge_feats", naming.shared_feature_name(name), config.book.edge_table[list(owners)], begins)
 
 
-def read_rows(files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[np.generic], narrow: str = "") -> None:
-    """Fill ``out`` with the global rows from ``begin`` on.
+def read_rows(files: PartFiles, rows: StoredRows, ranges: npt.ArrayLike, out: Array, narrow: str = "") -> None:
+    """Fill ``out`` with rows, owner after owner.
 
     Args:
         files: of the partitioned graph.
         rows: where they are.
-        begin: first global row.
-        out: [n, ...] in the storage dtype.
+        ranges: int64[k, 2], the first global row of each owner and the one behind the last.
+        out: [rows of all, ...] in the storage dtype.
         narrow: the dtype of 16 bits that ``out`` has instead, to which rows are rounded some MiB at a time.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
         GraphDataError: a number does not fit 16 bits.
     """
-    at = 0
-    for part, first, last in rows.pieces(begin, begin + len(out)):
-        _read_pieces(files.open(part, rows.which), rows.name, [(first, last, at)], out, narrow)
-        at += last - first
+    begin, end = np.asarray(ranges).T[:, :, None]
+    low, high = np.maximum(begin, rows.offsets[:, :-1]), np.minimum(end, rows.offsets[:, 1:])  # of each owner and part
+    first = rows.begins + low - rows.offsets[:, :-1]
+    place = np.cumsum(end - begin, axis=0) - end + low
+    pieces, here = np.stack([first, first + high - low, place], axis=2), low < high
+    for part in np.flatnonzero(here.any(axis=0)).tolist():
+        _read_pieces(files.open(part, rows.which), rows.name, pieces[here[:, part], part].tolist(), out, narrow)
 
 
-def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Array, narrow: str = "") -> None:
-    """Fill ``out`` with rows of a feature that relations share, relation after relation; otherwise as read_rows.
-
-    Args:
-        files: of the partitioned graph.
-        feature: one of :attr:`.PartConfig.shared_features`, or some of its relations.
-        ranges: int64[relations, 2], the first global row of each relation and the one behind the last.
-        out: [rows of all, ...].
-        narrow: as in :func:`read_rows`.
-    """
-    config = files.config
-    name = naming.shared_feature_name(feature.name)
-    offsets = config.book.edge_table[list(feature.relations)]
-    begins = np.array([config.begins_of_features[relation, feature.name] for relation in feature.relations])
-    sizes = np.diff(ranges, axis=1)[:, 0]
-    to = np.cumsum(sizes) - sizes
-    for part in range(config.num_parts):
-        low = np.maximum(ranges[:, 0], offsets[:, part])
-        high = np.minimum(ranges[:, 1], offsets[:, part + 1])
-        here = np.flatnonzero(low < high)
-        if not len(here):
-            continue
-        first = (begins[:, part] + low - offsets[:, part])[here]
-        last = first + (high - low)[here]
-        place = (to + low - ranges[:, 0])[here]
-        pieces = zip(first.tolist(), last.tolist(), place.tolist(), strict=True)
-        _read_pieces(files.open(part, "edge_feats"), name, [*pieces], out, narrow)
-
-
-def _read_pieces(
-    shard: ShardReader, name: str, pieces: Sequence[tuple[int, int, int]], out: Array, narrow: str
-) -> None:
+def _read_pieces(shard: ShardReader, name: str, pieces: Sequence[Sequence[int]], out: Array, narrow: str) -> None:
     """Fill rows of ``out`` with pieces of a dataset: first row, last row + 1, place in ``out``; ascending."""
     if len(pieces) == 1 and not narrow:
         first, last, at = pieces[0]
@@ -373,7 +324,7 @@ def audit_part(files: PartFiles, part: int) -> list[str]:
         A line for each bad file; names the file and the dataset.
     """
     bad = []
-    for which in files.config.files[part]:
+    for which in FILES:
         try:
             _audit(files, part, which)
         except MPIGraphError as error:
@@ -392,9 +343,7 @@ def _audit(files: PartFiles, part: int, which: str) -> None:
         for relation in config.own:
             files.read_in_edges(relation, part)
         names = {name: names[name] for name in names if not name.endswith("/indices")}  # which are read by now
-    for name in names:
-        for _ in read_chunks(shard, name):
-            pass
+    shard.check_rows(names)
 
 
 def bytes_of_part(config: PartConfig, part: int) -> int:

@@ -4,7 +4,7 @@ It has the names of types and relations, the numbers of nodes and edges that eac
 names, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one;
 ``categories``, if its numbers stand for names), the ids of the relations that share tables and the features that these
 share, the report of the partitioning, its identity, its content, which every shard carries too, and a checksum of all
-of this except the report and the paths of the shards.
+of this except the report and the paths of the shards, which are always the same.
 """
 
 import json
@@ -30,7 +30,8 @@ from mpigraph.storage.format import own_relations
 CONFIG_FORMAT = "mpigraph"
 CONFIG_VERSION = 6
 
-_FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
+FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
+"""The files of a part."""
 
 
 class FeatureInfo(NamedTuple):
@@ -94,8 +95,6 @@ class PartConfig:
         book: types, and the ranges of ids that each part owns.
         node_features: for each node type, name -> dtype and row shape. Every type is a key.
         edge_features: the same by ``"src:rel:dst"``.
-        files: for each part, paths relative to ``directory`` under the keys part_graph, node_feats,
-            edge_feats.
         report: results of the partitioning (edge cut, balance); free form.
         directory: the folder of the configuration file.
         identity: of this partitioning, that is of the new ids of nodes and edges.
@@ -109,7 +108,6 @@ class PartConfig:
     book: RangeBook
     node_features: Features
     edge_features: Features
-    files: tuple[Mapping[str, str], ...]
     report: Mapping[str, Any] = field(default_factory=dict)
     directory: Path = Path()
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -118,14 +116,9 @@ class PartConfig:
     shared_features: tuple[SharedFeature, ...] = ()
 
     @staticmethod
-    def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
-        """Return the usual file names of each part."""
-        return tuple(map(PartConfig.files_of, range(num_parts)))
-
-    @staticmethod
     def files_of(part: int) -> dict[str, str]:
-        """Return the usual file names of one part."""
-        return {key: f"part{part}/{name}" for key, name in _FILES.items()}
+        """Return the files of a part, relative to ``directory``, by their keys in :data:`FILES`."""
+        return {key: f"part{part}/{name}" for key, name in FILES.items()}
 
     @property
     def schema(self) -> Schema:
@@ -195,7 +188,14 @@ class PartConfig:
         """
         if not 0 <= part < self.num_parts:
             raise PartitionError(f"part {part} does not exist: {self.path} has {self.num_parts} parts")
-        return self.directory / self.files[part][which]
+        return self.directory / self.files_of(part)[which]
+
+    def file_sizes(self, part: int) -> dict[str, int]:
+        """Return the bytes of the files of a part, by their keys. Raises PartitionError: one cannot be found."""
+        try:
+            return {which: self.part_path(part, which).stat().st_size for which in FILES}
+        except OSError as error:
+            raise PartitionError(f"{error.filename}: {error.strerror} (part {part} of {self.path})") from error
 
     @cached_property
     def checksum(self) -> str:
@@ -264,12 +264,11 @@ class PartConfig:
             "shared_relations": self.shared,
             "shared_features": self.shared_features,
             "report": dict(self.report),
-            **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
+            **{f"part-{k}": self.files_of(k) for k in range(self.num_parts)},  # as in DGL's, for other readers
         }
 
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
-        parts = range(content["num_parts"])
         schema = Schema(tuple(content["ntypes"]), tuple(map(parse_relation, content["relations"])))
         config = cls(
             graph_name=content["graph_name"],
@@ -277,7 +276,6 @@ class PartConfig:
             book=RangeBook(schema, _offsets(content["nodes_of_parts"]), _offsets(content["edges_of_parts"])),
             node_features=_features_from_json(content["node_features"], schema.ntypes),
             edge_features=_features_from_json(content["edge_features"], schema.relation_keys),
-            files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in parts),
             report=dict(content.get("report", {})),
             directory=path.parent,
             identity=content["identity"],
@@ -368,10 +366,3 @@ def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dic
             for name, of in table.items()
         }
     return tables
-
-
-def _inner_path(path: str) -> str:
-    """Return a path of a file, which a command may copy to the same place below another folder."""
-    if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(f"{path} is no path inside the graph's folder")
-    return path

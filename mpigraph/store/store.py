@@ -23,10 +23,10 @@ from mpigraph.rows.segments import tightest_limits
 from mpigraph.rows.service import RowService
 from mpigraph.rows.trial import choose_transport
 from mpigraph.rows.window import RowWindow
-from mpigraph.storage.contents import PartFiles, StoredRows, read_rows, read_together
+from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed
-from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.topology import Topology
@@ -243,16 +243,16 @@ class Store:
                     raise PartitionError(f"graph {name!r} is open already, with topology {there!r} (not {topology!r})")
         if known is not None:
             return known
-        with PartFiles(config) as files:
-            hosts = cut_for_hosts(self.world, files)
-            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, hosts, kept))
-            try:
-                self._load_features(graph, files, kept)
-                self._place(graph.topology, topology or self.world.config.topology)
-            except MPIGraphError:  # on every rank
-                self.free(graph.features.values())
-                graph.topology.close()
-                raise
+        files = PartFiles(config)
+        hosts = cut_for_hosts(self.world, files)
+        graph = LoadedGraph(self.new_number(), Topology(self.rows, files, hosts, kept))
+        try:
+            self._load_features(graph, files, kept)
+            self._place(graph.topology, topology or self.world.config.topology)
+        except MPIGraphError:  # on every rank
+            self.free(graph.features.values())
+            graph.topology.close()
+            raise
         self.graphs[name] = self.graph_of_number[graph.number] = graph
         return graph
 
@@ -420,19 +420,10 @@ def _read_feature(
     """Fill ``out`` with the global rows ``ranges`` (int64[n, 2]) of a feature of some types, type after type."""
     config = files.config
     owners = [(config.node_features, config.schema.ntypes), (config.edge_features, config.schema.relation_keys)]
-    narrow = []  # the dtype that rows are rounded to, of each type
-    for policy in policies:
-        features, names = owners[not policy.is_node]
-        narrow.append("" if info == features[names[policy.type_id]][name] else info.narrow)
-    relations = tuple(policy.type_id for policy in policies)
-    if len(policies) > 1:
-        read_together(files, SharedFeature(name, relations), ranges, out, narrow[0])
-        return
-    at = 0
-    for policy, (begin, end), of_type in zip(policies, ranges.tolist(), narrow, strict=True):
-        rows = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
-        read_rows(files, rows, begin, out[at : at + end - begin], of_type)
-        at += end - begin
+    features, names = owners[not policies[0].is_node]
+    stored = features[names[policies[0].type_id]][name]  # as that of the other types
+    rows = StoredRows.of_feature(config, policies[0].is_node, [policy.type_id for policy in policies], name)
+    read_rows(files, rows, ranges, out, "" if info == stored else info.narrow)
 
 
 def _features_of(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]:

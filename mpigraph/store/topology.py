@@ -148,12 +148,12 @@ class Topology:
         src, dst = self.config.schema.ends(relation)
         key = self.config.schema.relation_key(relation)
         first_edge = self.hosts.edge_range(host, relation)[0]
-        for field, tables, offsets, begin in (
-            ("indices", self.edges, book.edge_offsets[relation], first_edge),
-            ("out_degrees", self._degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
+        for field, tables, offsets, ends in (
+            ("indices", self.edges, book.edge_offsets[relation], self.hosts.edge_range(host, relation)),
+            ("out_degrees", self._degrees, book.node_offsets[src], self.hosts.node_range(host, src)),
         ):
-            name = relation_dataset_name(key, field)
-            read_rows(files, StoredRows.alone("part_graph", name, offsets), begin, tables.segment(relation, host))
+            stored = StoredRows.alone("part_graph", relation_dataset_name(key, field), offsets)
+            read_rows(files, stored, [ends], tables.segment(relation, host))
         indptr = self._indptr.segment(relation, host)
         at = 0
         edges = 0

@@ -99,11 +99,11 @@ def test_memory_is_what_hosts_allocate(hosts: int, tmp_path: Path) -> None:
     config = PartConfig.read(str(path))
     memory = _memory(config)
     total = sum(of[memory["hosts"].index(hosts)] for _, of in memory["tensors"])
-    with PartFiles(config) as files:
-        nodes = tuple(cut_offsets(offsets, hosts) for offsets in config.book.node_offsets)
-        begins = [_edge_begins(files, config.book.edge_table, nodes, host) for host in range(hosts)]
-        edges = np.append(np.array(begins).T, config.book.edge_table[:, -1:], axis=1)
-        exact = host_memory(config, RangeBook(config.schema, nodes, edges))
+    files = PartFiles(config)
+    nodes = tuple(cut_offsets(offsets, hosts) for offsets in config.book.node_offsets)
+    begins = [_edge_begins(files, config.book.edge_table, nodes, host) for host in range(hosts)]
+    edges = np.append(np.array(begins).T, config.book.edge_table[:, -1:], axis=1)
+    exact = host_memory(config, RangeBook(config.schema, nodes, edges))
     assert total == pytest.approx(exact.max(), rel=0 if hosts <= 4 else 0.02)
 
 
@@ -112,12 +112,12 @@ def test_a_typed_graph(typed_oracle: str, info: Callable[..., Outcome]) -> None:
     status, out, _ = info(typed_oracle)
     result = json.loads(out)
     book = PartConfig.read(typed_oracle).book
-    with PartFiles(PartConfig.read(typed_oracle)) as files:
-        owners = {}  # of nodes by original id
-        for t, ntype in enumerate(SCHEMA.ntypes):
-            ids = [files.open(k, "part_graph").read(f"nodes/{ntype}/orig_ids") for k in range(3)]
-            owners[ntype] = np.repeat(range(3), list(map(len, ids)))[np.argsort(np.concatenate(ids))]
-            assert np.array_equal(np.bincount(owners[ntype], minlength=3), np.diff(book.node_offsets[t]))
+    files = PartFiles(PartConfig.read(typed_oracle))
+    owners = {}  # of nodes by original id
+    for t, ntype in enumerate(SCHEMA.ntypes):
+        ids = [files.open(k, "part_graph").read(f"nodes/{ntype}/orig_ids") for k in range(3)]
+        owners[ntype] = np.repeat(range(3), list(map(len, ids)))[np.argsort(np.concatenate(ids))]
+        assert np.array_equal(np.bincount(owners[ntype], minlength=3), np.diff(book.node_offsets[t]))
     halo: list[dict[str, set[int]]] = [{ntype: set() for ntype in SCHEMA.ntypes} for _ in range(3)]
     cut_edges = [0, 0, 0]
     for number, (src_type, _, dst_type) in enumerate(RELATIONS):

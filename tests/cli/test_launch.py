@@ -101,19 +101,16 @@ GOLDEN = {
 GOLDEN["openmpi5"] = GOLDEN["prrte"] = GOLDEN["openmpi4"]
 GOLDEN_SSH = {
     "hydra": "env 'HYDRA_LAUNCHER_EXTRA_ARGS=-p 2222 -l ann' " + GOLDEN["hydra"],
-    "intel": GOLDEN["intel"].replace(
-        "disable", "disable 'I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS=-p 2222 -l ann'"
-    ),
-    "openmpi4": GOLDEN["openmpi4"].replace(" env", " --mca plm_rsh_args '-p 2222 -l ann' env"),
-    "openmpi5": GOLDEN["openmpi5"].replace(" env", " --prtemca plm_ssh_args '-p 2222 -l ann' env"),
-}  # fmt: skip
+    "intel": GOLDEN["intel"].replace("disable", "disable 'I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS=-p 2222 -l ann'"),
+}
+OPENMPI_SSH = "env 'OMPI_MCA_plm_rsh_args=-p 2222 -l ann' 'PRTE_MCA_plm_ssh_args=-p 2222 -l ann' " + GOLDEN["openmpi4"]
 
 
 @pytest.mark.parametrize("ssh", [False, True], ids=["plain", "ssh"])
 @pytest.mark.parametrize("family", GOLDEN)
 def test_the_command_for_each_mpiexec(capsys, tmp_path, family, ssh):
     mpiexec = stand_in(tmp_path, version=VERSIONS[family])
-    golden = (GOLDEN_SSH if ssh else GOLDEN).get(family, GOLDEN_SSH["openmpi5"])
+    golden = GOLDEN_SSH.get(family, OPENMPI_SSH) if ssh else GOLDEN[family]
     result = dry_run(capsys, tmp_path, "--mpiexec", mpiexec, *(SSH if ssh else ()))
     assert result == shlex.split(golden.format(mpiexec=mpiexec, dir=tmp_path))
 

@@ -2,14 +2,12 @@
 
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from damaged import flip, rewrite
-from jobs import clean_environment, run_job
 from mpi4py import MPI
 from oracle import write_oracle
 
@@ -110,15 +108,3 @@ def test_contents_are_checked_under_right_checksums(
 def test_ranks_that_see_different_graphs(comm: MPI.Intracomm, oracle, verify: Callable[[object], Outcome]) -> None:
     status, _, errors = verify(oracle(4) if comm.rank == 0 else oracle(2))
     assert status == 2 and len(errors) == 1 and "nodes have different graphs there" in errors[0]
-
-
-@pytest.mark.slow
-def test_plain_python_needs_no_mpi(oracle) -> None:
-    script = (
-        "import sys; from mpigraph.cli.main import main; "
-        f"status = main(['verify', {oracle(2)!r}]) + main(['info', {oracle(2)!r}]); "
-        "status += main('generate --nodes 1 --edges 4 -o x'.split()) != 2; "
-        "sys.exit(status or 7 * ('mpi4py.MPI' in sys.modules) or 8 * ('torch' in sys.modules))"
-    )
-    done = run_job([sys.executable, "-c", script], clean_environment())
-    assert done.status == 0 and "6 files" in done.stdout, done.output

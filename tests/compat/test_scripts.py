@@ -1,10 +1,8 @@
 """Scripts as users of DGL write them, unmodified: one rank, two, and four on two simulated nodes, with servers."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
-import layouts
 import numpy as np
 import pytest
 import torch
@@ -49,18 +47,9 @@ def typed() -> mg.HeteroGraph:
     return g
 
 
-_written: dict[Callable[[], mg.HeteroGraph], Path] = {}
-
-
-def parts_of(make: Callable[[], mg.HeteroGraph], tmp_path: Path) -> Path:
-    """The configuration of a graph in two parts, made once by each rank that tests."""
-    if make not in _written:
-        folder = (
-            tmp_path / "parts" if layouts.FOLDER is None else layouts.FOLDER / f"{make.__name__}-{layouts.WORLD.rank}"
-        )
-        mg.distributed.partition_graph(make(), "g", 2, folder, part_method="random")
-        _written[make] = folder / "g.json"
-    return _written[make]
+def in_two_parts(g: mg.HeteroGraph, folder: Path) -> Path:
+    mg.distributed.partition_graph(g, "g", 2, folder / "parts", part_method="random")
+    return folder / "parts" / "g.json"
 
 
 def start(ranks: int, script: str, part_config: Path, *flags: object, cwd: Path) -> str:
@@ -77,7 +66,7 @@ def on(few: int) -> pytest.MarkDecorator:
 
 @on(4)
 def test_node_classification(ranks: int, tmp_path: Path) -> None:
-    config = parts_of(plain, tmp_path)
+    config = in_two_parts(plain(), tmp_path)
     output = start(
         ranks, "node_classification.py", config, "--graph_name", "g", "--ip_config", "ip_config.txt", "--part_config",
         config, "--use_graphbolt", cwd=tmp_path,
@@ -89,7 +78,7 @@ def test_node_classification(ranks: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @on(4)
 def test_entity_classification(ranks: int, tmp_path: Path) -> None:
-    config = parts_of(typed, tmp_path)
+    config = in_two_parts(typed(), tmp_path)
     output = start(ranks, "entity_classify.py", config, "--graph-name", "g", "--conf-path", config, cwd=tmp_path)
     (accuracy,) = re.findall(r"^Val Acc ([\d.]+)$", output, re.MULTILINE)
     assert float(accuracy) > 0.7, output  # a quarter by chance

@@ -91,8 +91,8 @@ def test_names_of_the_structure_are_refused(tmp_path: Path, capsys) -> None:
 def test_a_damaged_shard_is_named(tmp_path: Path, capsys) -> None:
     path = cut(plain(), tmp_path / "in")
     shard = tmp_path / "in/part1/node_feat.h5"
-    with ShardReader(shard) as reader:
-        name = next(name for name in reader.names() if name.startswith(DEFAULT_NTYPE))
+    reader = ShardReader(shard)
+    name = next(name for name in reader.names() if name.startswith(DEFAULT_NTYPE))
     flip(shard, name)
     assert main(["export", str(path), "-o", str(tmp_path / "out")]) == 2
     assert f"{shard}: dataset" in capsys.readouterr().err

@@ -60,27 +60,27 @@ def contents(path: Path) -> dict[str, np.ndarray]:
     """Sources, destinations and features in the order of the original ids, each of which is there once."""
     config = PartConfig.read(path)
     schema, found = config.schema, {}
-    with PartFiles(config) as files:
+    files = PartFiles(config)
 
-        def read(which: str, name: str) -> np.ndarray:
-            return np.concatenate([files.open(k, which).read(name) for k in range(config.num_parts)])
+    def read(which: str, name: str) -> np.ndarray:
+        return np.concatenate([files.open(k, which).read(name) for k in range(config.num_parts)])
 
-        orig = {ntype: read("part_graph", f"nodes/{ntype}/orig_ids") for ntype in schema.ntypes}
-        for ntype, ids in orig.items():
-            assert sorted(ids) == list(range(len(ids)))
-            for name in config.node_features[ntype]:
-                found[f"{ntype} {name}"] = read("node_feats", f"{ntype}/{name}")[np.argsort(ids)]
-        for (src, _, dst), key in zip(schema.relations, KEYS, strict=True):
-            degrees = [
-                np.diff(files.open(k, "part_graph").read(f"relations/{key}/indptr")) for k in range(config.num_parts)
-            ]
-            ids = read("part_graph", f"relations/{key}/orig_ids")
-            order = np.argsort(ids)
-            assert sorted(ids) == list(range(len(ids)))
-            found[f"{key} src"] = orig[src][read("part_graph", f"relations/{key}/indices")][order]
-            found[f"{key} dst"] = np.repeat(orig[dst], np.concatenate(degrees))[order]
-            for name in config.edge_features[key]:
-                found[f"{key} {name}"] = read("edge_feats", f"{key}/{name}")[order]
+    orig = {ntype: read("part_graph", f"nodes/{ntype}/orig_ids") for ntype in schema.ntypes}
+    for ntype, ids in orig.items():
+        assert sorted(ids) == list(range(len(ids)))
+        for name in config.node_features[ntype]:
+            found[f"{ntype} {name}"] = read("node_feats", f"{ntype}/{name}")[np.argsort(ids)]
+    for (src, _, dst), key in zip(schema.relations, KEYS, strict=True):
+        degrees = [
+            np.diff(files.open(k, "part_graph").read(f"relations/{key}/indptr")) for k in range(config.num_parts)
+        ]
+        ids = read("part_graph", f"relations/{key}/orig_ids")
+        order = np.argsort(ids)
+        assert sorted(ids) == list(range(len(ids)))
+        found[f"{key} src"] = orig[src][read("part_graph", f"relations/{key}/indices")][order]
+        found[f"{key} dst"] = np.repeat(orig[dst], np.concatenate(degrees))[order]
+        for name in config.edge_features[key]:
+            found[f"{key} {name}"] = read("edge_feats", f"{key}/{name}")[order]
     return found
 
 
@@ -112,19 +112,19 @@ def test_arrays_are_read_as_they_are_asked_for(parts: Path) -> None:
     source = read_source(parts)
     assert bytes_in_memory(source) == 0 and source.num_nodes == SOURCE.num_nodes
     rng = np.random.default_rng(0)
-    with PartFiles(config) as files:
-        for r, key in enumerate(KEYS):
-            graphs = [files.open(part, "part_graph") for part in range(3)]
-            wanted_src = np.concatenate([graph.read(f"relations/{key}/indices") for graph in graphs])
-            degrees = np.concatenate([np.diff(graph.read(f"relations/{key}/indptr")) for graph in graphs])
-            wanted_dst = np.repeat(np.arange(len(degrees)), degrees)
-            for found, wanted in zip(source.edges[r], (wanted_src, wanted_dst), strict=True):
-                assert (found.ndim, found.shape, found.dtype) == (1, wanted.shape, wanted.dtype)
-                for begin in (0, 7, 60, 500):
-                    for size in (0, 1, 64):
-                        assert np.array_equal(found[begin : begin + size], wanted[begin : begin + size])
-                assert np.array_equal(found[::3], wanted[::3]) and np.array_equal(found[:], wanted)
-        wanted = np.concatenate([files.open(part, "node_feats").read("paper/half") for part in range(3)])
+    files = PartFiles(config)
+    for r, key in enumerate(KEYS):
+        graphs = [files.open(part, "part_graph") for part in range(3)]
+        wanted_src = np.concatenate([graph.read(f"relations/{key}/indices") for graph in graphs])
+        degrees = np.concatenate([np.diff(graph.read(f"relations/{key}/indptr")) for graph in graphs])
+        wanted_dst = np.repeat(np.arange(len(degrees)), degrees)
+        for found, wanted in zip(source.edges[r], (wanted_src, wanted_dst), strict=True):
+            assert (found.ndim, found.shape, found.dtype) == (1, wanted.shape, wanted.dtype)
+            for begin in (0, 7, 60, 500):
+                for size in (0, 1, 64):
+                    assert np.array_equal(found[begin : begin + size], wanted[begin : begin + size])
+            assert np.array_equal(found[::3], wanted[::3]) and np.array_equal(found[:], wanted)
+    wanted = np.concatenate([files.open(part, "node_feats").read("paper/half") for part in range(3)])
     half = source.node_feats["paper"]["half"].values
     assert half.shape == (90, 2) and half.dtype == np.uint16
     for rows in (rng.permutation(90), np.sort(rng.integers(0, 90, 40)), rng.integers(0, 90, 200), np.arange(0)):

@@ -86,8 +86,8 @@ def write_assignment(config_path, out):
     config = PartConfig.read(config_path)
     parts = {ntype: np.empty(config.book.num_nodes(t), np.int64) for t, ntype in enumerate(config.schema.ntypes)}
     for part in range(config.num_parts):
-        with ShardReader(config.part_path(part, "part_graph")) as shard:
-            for ntype, found in parts.items():
-                found[shard.read(f"nodes/{ntype}/orig_ids")] = part
+        shard = ShardReader(config.part_path(part, "part_graph"))
+        for ntype, found in parts.items():
+            found[shard.read(f"nodes/{ntype}/orig_ids")] = part
     with open(out, "wb") as file:
         np.savez(file, **parts)

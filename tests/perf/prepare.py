@@ -100,12 +100,12 @@ def flatten(config_path, out):
     }
     for part in range(config.num_parts):
         own = slice(nodes[part], nodes[part + 1])
-        with ShardReader(config.part_path(part, "part_graph")) as shard:
-            indptr[nodes[part] : nodes[part + 1] + 1] = edges[part] + shard.read(RELATION + "indptr")
-            indices[edges[part] : edges[part + 1]] = shard.read(RELATION + "indices")
-        with ShardReader(config.part_path(part, "node_feats")) as shard:
-            for name, rows in features.items():
-                rows[own] = shard.read(f"_N/{name}")
+        shard = ShardReader(config.part_path(part, "part_graph"))
+        indptr[nodes[part] : nodes[part + 1] + 1] = edges[part] + shard.read(RELATION + "indptr")
+        indices[edges[part] : edges[part + 1]] = shard.read(RELATION + "indices")
+        shard = ShardReader(config.part_path(part, "node_feats"))
+        for name, rows in features.items():
+            rows[own] = shard.read(f"_N/{name}")
     np.save(out / "indptr.npy", indptr)
     train = np.random.default_rng(0).permutation(np.flatnonzero(features["train_mask"]))
     np.save(out / "seeds.npy", train[: len(train) // BATCH * BATCH].reshape(-1, BATCH)[:NUM_BATCHES])

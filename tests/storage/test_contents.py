@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpigraph.storage.contents import InEdges, PartFiles
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.part_config import FILES, PartConfig
 
 PARTS = 4
 
@@ -26,14 +26,10 @@ def test_hdf5_opens_each_file_once_and_none_stays_open(oracle, monkeypatch: pyte
     config = PartConfig.read(oracle(PARTS))
     gc.collect()  # else files of tests before this one may be closed meanwhile
     before = os.listdir("/proc/self/fd")
-    with PartFiles(config) as files:
-        names = {
-            (part, which): list(files.check_file(part, which)) for part in range(PARTS) for which in config.files[0]
-        }
-        read = {
-            (part, name): files.open(part, which).read(name) for (part, which) in names for name in names[part, which]
-        }
-        assert os.listdir("/proc/self/fd") == before
+    files = PartFiles(config)
+    names = {(part, which): list(files.check_file(part, which)) for part in range(PARTS) for which in FILES}
+    read = {(part, name): files.open(part, which).read(name) for (part, which) in names for name in names[part, which]}
+    assert os.listdir("/proc/self/fd") == before
     assert len(opened) == len(set(opened)) == len(names)
     with h5py.File(opened[0], "r") as file:
         assert all(np.array_equal(file[name][()], read[0, name]) for name in names[0, "part_graph"])

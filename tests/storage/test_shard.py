@@ -37,11 +37,11 @@ def test_round_trip_of_every_dtype(tmp_path):
     with ShardWriter(tmp_path / "x.h5", "g", 0, "id") as writer:
         for name, array in values.items():
             writer.add(f"t/{name}", array, name)
-    with ShardReader(tmp_path / "x.h5", "g", 0) as reader:
-        assert sorted(reader.names()) == sorted(f"t/{name}" for name in DTYPES)
-        for name, array in values.items():
-            assert reader.info(f"t/{name}") == ((4, 3), name)
-            assert np.array_equal(reader.read(f"t/{name}"), array)
+    reader = ShardReader(tmp_path / "x.h5", "g", 0)
+    assert sorted(reader.names()) == sorted(f"t/{name}" for name in DTYPES)
+    for name, array in values.items():
+        assert reader.info(f"t/{name}") == ((4, 3), name)
+        assert np.array_equal(reader.read(f"t/{name}"), array)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 100])
@@ -51,8 +51,8 @@ def test_rows_written_in_chunks_are_the_rows(tmp_path, small_segments, chunk):
         for first in range(0, 100, chunk):
             one.write(rows()[first : first + chunk])
             two.write(rows()[first : first + chunk] + 1)
-    with ShardReader(tmp_path / "x.h5") as reader:
-        assert np.array_equal(reader.read("r"), rows()) and np.array_equal(reader.read("s"), rows() + 1)
+    reader = ShardReader(tmp_path / "x.h5")
+    assert np.array_equal(reader.read("r"), rows()) and np.array_equal(reader.read("s"), rows() + 1)
 
 
 def test_every_range_reads_and_verifies_with_one_open_file(path, monkeypatch):
@@ -60,14 +60,14 @@ def test_every_range_reads_and_verifies_with_one_open_file(path, monkeypatch):
     monkeypatch.setattr(
         shard, "open", lambda *args, **named: opened.append(args) or open(*args, **named), raising=False
     )
-    with ShardReader(path) as reader:
-        del opened[:]
-        for begin in range(0, 14):
-            for end in range(begin, 14):
-                out = np.full((end - begin, 2), -1)
-                reader.read_into("some/rows", out, begin)
-                assert np.array_equal(out, rows()[begin:end])
-        assert reader.read("empty").shape == (0, 5) and len(opened) == 13 * 14 / 2  # none for no rows
+    reader = ShardReader(path)
+    del opened[:]
+    for begin in range(0, 14):
+        for end in range(begin, 14):
+            out = np.full((end - begin, 2), -1)
+            reader.read_into("some/rows", out, begin)
+            assert np.array_equal(out, rows()[begin:end])
+    assert reader.read("empty").shape == (0, 5) and len(opened) == 13 * 14 / 2  # none for no rows
 
 
 def test_datasets_are_contiguous_and_files_whole(path):
@@ -86,12 +86,12 @@ def test_a_flipped_bit_is_found_where_it_is(path):
     content = bytearray(path.read_bytes())
     content[content.index(rows()[41].tobytes())] ^= 4  # row 41, segment of rows 40 to 44
     path.write_bytes(content)
-    with ShardReader(path) as reader:
-        reader.read("some/rows", 0, 40)
-        reader.read("some/rows", 44)
-        for begin, end in ((41, 42), (43, 44), (0, 100), (39, 41)):
-            with pytest.raises(ShardFormatError, match=r"graph\.h5: dataset 'some/rows' is damaged: .* rows 40 to 44"):
-                reader.read("some/rows", begin, end)
+    reader = ShardReader(path)
+    reader.read("some/rows", 0, 40)
+    reader.read("some/rows", 44)
+    for begin, end in ((41, 42), (43, 44), (0, 100), (39, 41)):
+        with pytest.raises(ShardFormatError, match=r"graph\.h5: dataset 'some/rows' is damaged: .* rows 40 to 44"):
+            reader.read("some/rows", begin, end)
 
 
 def test_foreign_files(path, tmp_path):
@@ -119,20 +119,20 @@ def test_foreign_files(path, tmp_path):
 
 
 def test_wrong_requests(path):
-    with ShardReader(path) as reader:
-        for call, message in (
-            (lambda: reader.read("nothing"), "dataset 'nothing' is missing"),
-            (lambda: reader.info("some"), "dataset 'some' is missing"),
-            (
-                lambda: reader.read_into("some/rows", np.empty((2, 2), np.int32)),
-                r"holds int64\[100, 2\].*int32\[2, 2\]",
-            ),
-            (lambda: reader.read_into("some/rows", np.empty((2, 3), np.int64)), "holds int64"),
-            (lambda: reader.read_into("some/rows", np.empty((2, 2), np.int64), 99), "rows 99 to 101"),
-            (lambda: reader.read_into("some/rows", np.empty((2, 4), np.int64)[:, ::2]), "C-contiguous"),
-        ):
-            with pytest.raises(ShardFormatError, match=message):
-                call()
+    reader = ShardReader(path)
+    for call, message in (
+        (lambda: reader.read("nothing"), "dataset 'nothing' is missing"),
+        (lambda: reader.info("some"), "dataset 'some' is missing"),
+        (
+            lambda: reader.read_into("some/rows", np.empty((2, 2), np.int32)),
+            r"holds int64\[100, 2\].*int32\[2, 2\]",
+        ),
+        (lambda: reader.read_into("some/rows", np.empty((2, 3), np.int64)), "holds int64"),
+        (lambda: reader.read_into("some/rows", np.empty((2, 2), np.int64), 99), "rows 99 to 101"),
+        (lambda: reader.read_into("some/rows", np.empty((2, 4), np.int64)[:, ::2]), "C-contiguous"),
+    ):
+        with pytest.raises(ShardFormatError, match=message):
+            call()
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

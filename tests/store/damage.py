@@ -24,7 +24,6 @@ import traceback
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -137,10 +136,8 @@ def staged(path: str, to: Path) -> bytes:
     for shard in staging.shards_of(config, range(config.num_parts), to):
         if not staging.is_staged(shard, config):
             staging.copy_shard(shard, config)
-    copies = replace(config, files=config.default_files(config.num_parts), directory=to)
-    copies.write(to)
-    places = [(part, which) for part in range(config.num_parts) for which in config.files[part]]
-    return digest([copies.part_path(*place).read_bytes() == config.part_path(*place).read_bytes() for place in places])
+    config.write(to)
+    return digest([(to / name).read_bytes() == (config.directory / name).read_bytes() for name in FILES])
 
 
 USES = (opened, loaded, staged)

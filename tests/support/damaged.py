@@ -29,8 +29,8 @@ def rewrite(path: Path, part: int, which: str, dataset: str, change: Callable[[R
     """
     config = PartConfig.read(path)
     shard = config.part_path(part, which)
-    with ShardReader(shard) as reader:
-        content = {name: (reader.read(name), reader.info(name).dtype) for name in reader.names()}
+    reader = ShardReader(shard)
+    content = {name: (reader.read(name), reader.info(name).dtype) for name in reader.names()}
     content[dataset] = (change(content[dataset][0]), content[dataset][1])
     with ShardWriter(shard, config.graph_name, part, config.content) as writer:
         for name, (rows, dtype) in content.items():

@@ -94,12 +94,12 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
         assert np.array_equal(np.sort(orig), np.arange(source.num_nodes[t]))
         for k in range(num_parts):
             own = orig[slice(*book.node_range(k, t))]
-            with ShardReader(config.part_path(k, "part_graph"), config.graph_name, k) as graph:
-                assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), own)
-            with ShardReader(config.part_path(k, "node_feats")) as feats:
-                for name, feature in source.node_feats.get(ntype, {}).items():
-                    rows = np.asarray(feature.values[:])[own]
-                    assert np.array_equal(feats.read(f"{ntype}/{name}"), rows, equal_nan=True)
+            graph = ShardReader(config.part_path(k, "part_graph"), config.graph_name, k)
+            assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), own)
+            feats = ShardReader(config.part_path(k, "node_feats"))
+            for name, feature in source.node_feats.get(ntype, {}).items():
+                rows = np.asarray(feature.values[:])[own]
+                assert np.array_equal(feats.read(f"{ntype}/{name}"), rows, equal_nan=True)
     for r, relation in enumerate(schema.relations):
         key, (s, d) = ":".join(relation), schema.ends(r)
         src, dst = (np.asarray(end[:]) for end in source.edges[r])
@@ -107,19 +107,19 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
         for k in range(num_parts):
             orig = edge_ids[r][slice(*book.edge_range(k, r))]
             node_begin, node_end = book.node_range(k, d)
-            with PartFiles(config) as files:
-                files.check(k)
-                indptr = files.read_indptr(r, k, 0, node_end - node_begin)
-                indices, ids = (files.read_edges(r, k, field) for field in ("indices", "orig_ids"))
-                for name, feature in source.edge_feats.get(key, {}).items():
-                    rows = StoredRows.of_feature(config, False, r, name)
-                    values = np.empty((len(orig), *feature.values.shape[1:]), feature.values.dtype)
-                    read_rows(files, rows, book.edge_range(k, r)[0], values)
-                    assert np.array_equal(values, np.asarray(feature.values[:])[orig], equal_nan=True)
-                own = node_ids[s][slice(*book.node_range(k, s))]
-                if r not in config.shared:
-                    out_degrees = files.open(k, "part_graph").read(f"relations/{key}/out_degrees")
-                    assert np.array_equal(out_degrees, np.bincount(src, minlength=source.num_nodes[s])[own])
+            files = PartFiles(config)
+            files.check(k)
+            indptr = files.read_indptr(r, k, 0, node_end - node_begin)
+            indices, ids = (files.read_edges(r, k, field) for field in ("indices", "orig_ids"))
+            for name, feature in source.edge_feats.get(key, {}).items():
+                rows = StoredRows.of_feature(config, False, [r], name)
+                values = np.empty((len(orig), *feature.values.shape[1:]), feature.values.dtype)
+                read_rows(files, rows, [book.edge_range(k, r)], values)
+                assert np.array_equal(values, np.asarray(feature.values[:])[orig], equal_nan=True)
+            own = node_ids[s][slice(*book.node_range(k, s))]
+            if r not in config.shared:
+                out_degrees = files.open(k, "part_graph").read(f"relations/{key}/out_degrees")
+                assert np.array_equal(out_degrees, np.bincount(src, minlength=source.num_nodes[s])[own])
             assert indices.dtype == np.int32 and np.array_equal(ids, orig)
             assert indptr[0] == 0 and indptr[-1] == len(orig)
             new_dst = np.repeat(np.arange(node_begin, node_end), np.diff(indptr))
