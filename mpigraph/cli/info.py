@@ -1,6 +1,6 @@
 """``python -m mpigraph info``: describe a partitioned graph and the load of its parts; ``verify``: check its files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.contents import PartFiles, audit_part, remote_sources
 from mpigraph.storage.part_config import FILES, FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory, memory_by_tensor
+
+_LISTED = 5  # names of a feature's categories
 
 
 @collective("comm")
@@ -138,9 +140,14 @@ def _in_words(features: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{printable(name)} {info['dtype']}{info['shape'] or ''}"
         + (f" as {info['stored']}" if "stored" in info else "")
-        + (f" ({len(info['categories'])} names)" if "categories" in info else "")
+        + _names(info.get("categories", []))
         for name, info in features.items()
     )
+
+
+def _names(categories: Sequence[str]) -> str:
+    first = ", ".join(map(printable, [*categories[:_LISTED], *["..."] * (len(categories) > _LISTED)]))
+    return f" ({len(categories)} names: {first})" if categories else ""
 
 
 @collective("comm")

@@ -162,7 +162,7 @@ def test_names_of_categories_are_kept(tmp_path, capsys, caplog, kind):
         assert label[ids].tolist() == [1, -1, 0, 1, 2, -1]
         capsys.readouterr()
         assert not main(["info", str(config.path)])
-        assert "label int64 (3 names)" in capsys.readouterr().out
+        assert "label int64 (3 names: art, bio, né, l)" in capsys.readouterr().out
 
 
 EDGE = {"edges.csv": "src,dst\n0,1\n"}
