@@ -48,7 +48,7 @@ from mpigraph.formats.table_files import Tables, is_table, read_values
 from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import MadeRows, Reordered, RowArray
+from mpigraph.partition.row_arrays import RowArray, made_rows, reordered
 from mpigraph.partition.source import EdgeChunk, Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -223,7 +223,7 @@ def _by_type(source: GraphSource, nodes: _Kinds | None, edges: _Kinds | None) ->
 
 
 def _of_rows(feature: Feature, rows: I64) -> Feature:
-    return feature._replace(values=Reordered(feature.values, rows))
+    return feature._replace(values=reordered(feature.values, rows))
 
 
 def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple[str, ...]]:
@@ -269,7 +269,7 @@ def _masks(tables: Tables, column: str, words: Sequence[str], codes: RowArray) -
         place = tables.place(column, int((np.asarray(codes[:]) == number).argmax()))
         raise GraphDataError(f"{place}: split must be train, val or test, or nothing (got {words[number]!r:.80})")
     of_codes = {name: np.array([mask == name for mask in [*masks, ""]]) for name in MASKS}  # the last: of no word, -1
-    return {name: Feature.of(MadeRows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
+    return {name: Feature.of(made_rows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
 
 
 @collective("ranks")

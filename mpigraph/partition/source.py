@@ -10,7 +10,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name
-from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated, origin_of, release
+from mpigraph.partition.row_arrays import RowArray, concatenated, made_rows, origin_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
 from mpigraph.storage.narrow import rounded
 from mpigraph.storage.part_config import FeatureInfo, Features as Infos, SharedFeature, features_in_common
@@ -46,7 +46,7 @@ class Feature(NamedTuple):
         if name == "bool" and isinstance(values, np.ndarray):
             values = values.view(stored)
         elif values.dtype != stored:  # in other byte orders, too
-            values = MadeRows(lambda rows: rows.astype(stored), stored, values)
+            values = made_rows(lambda rows: rows.astype(stored), stored, values)
         return cls(values, name)
 
 
@@ -260,7 +260,7 @@ def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSou
     def narrower(title: str, feature: Feature, narrow: str) -> Feature:
         if feature.narrow == narrow:
             return feature
-        rows = MadeRows(partial(rounded, dtype=narrow), storage_dtype(narrow), feature.values, title=title)
+        rows = made_rows(partial(rounded, dtype=narrow), storage_dtype(narrow), feature.values, title=title)
         return Feature(rows, feature.dtype, narrow)
 
     def of_all(kind: str, features: Features, infos: Infos) -> Features:

@@ -16,7 +16,7 @@ from mpigraph.errors import StorageError
 from mpigraph.partition import output_folder, pipeline
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.row_arrays import MadeRows
+from mpigraph.partition.row_arrays import made_rows
 from mpigraph.partition.shuffle import Shuffle
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import temporary_name
@@ -70,7 +70,7 @@ def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, w
 
     def counting(feature: Feature) -> Feature:
         ids = Feature.of(np.arange(len(feature.values)))
-        rows = MadeRows(lambda rows, chosen: read.append(chosen) or rows, ids.values.dtype, feature.values, ids.values)
+        rows = made_rows(lambda rows, chosen: read.append(chosen) or rows, ids.values.dtype, feature.values, ids.values)
         return Feature(rows, feature.dtype)
 
     came = []
