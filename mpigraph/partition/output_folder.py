@@ -111,7 +111,6 @@ def remove_parts(folder: Path, kept: Mask) -> None:
             for name in PartConfig.files_of(part).values():
                 (folder / name).unlink(missing_ok=True)
                 temporary_name(folder / name).unlink(missing_ok=True)
-        if part >= len(kept):
             with suppress(OSError):
                 directory.rmdir()  # fails unless it is empty
 
@@ -186,10 +185,7 @@ class NpyFile:
 
     def create(self) -> None:
         """Create the file, of full size, without values."""
-        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": self._shape}
-        with open(self._path, "xb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            file.truncate(file.tell() + self.num_bytes)
+        np.lib.format.open_memmap(self._path, "w+", self._dtype, self._shape)
 
     def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on, or raise OSError."""
