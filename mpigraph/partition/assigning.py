@@ -171,7 +171,6 @@ class Method(NamedTuple):
     # arrays lie in temporary files
     memory: Callable[[Workload, int, bool], tuple[int, int]]
     objectives: tuple[str, ...] = ("cut", "vol")  # that it knows; one that knows one may ignore it
-    maps: bool = False  # large arrays may lie in temporary files
     reports: bool = False  # it reports its progress
 
 
