@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,13 +51,6 @@ from mpigraph.storage.shard import ShardWriter, verify
 _SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
 
-class PartitionResult(NamedTuple):
-    """A partitioned graph that :func:`partition_source` has written."""
-
-    config_path: Path  # the configuration file
-    report: Mapping[str, Any]  # edge cut and balance
-
-
 @collective("ranks")
 def partition_source(
     source: GraphSource,
@@ -78,7 +70,7 @@ def partition_source(
     resume: bool = False,
     feat_dtype: FeatDtype = None,
     overwrite: bool = False,
-) -> PartitionResult:
+) -> PartConfig:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
     The assignment stays in a file beside the shards until all shards are written. A run that repeats an interrupted one
@@ -108,6 +100,9 @@ def partition_source(
             finished graph are.
         feat_dtype: features to store in 16 bits, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
+
+    Returns:
+        The configuration that is written; its report has the edge cut and the balance.
 
     Raises:
         InvalidArgumentError: an argument is not usable, the directory cannot be written to, or another graph is there.
@@ -158,7 +153,7 @@ class _Run:
         self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.balance_edges
         self.kept = output_folder.assignment_path(self.out, self.graph_name)
 
-    def make(self) -> PartitionResult:
+    def make(self) -> PartConfig:
         exchange, num_parts = self.exchange, self.task.num_parts
         features = self.check_same()
         topology = self.check_edges()
@@ -180,13 +175,15 @@ class _Run:
         give_back()
         writer.config = config = self.config_of(writer, identity, content, balance)
         self.write_parts(writer, done)
-        self.write_config(config)
+        with exchange.together("writing the configuration"):
+            if exchange.rank == 0:
+                config.write(self.out)
         if exchange.rank == 0:
             with suppress(OSError):  # the graph stands
                 self.kept.unlink(missing_ok=True)
                 temporary_name(self.kept).unlink(missing_ok=True)
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, self.method, config.report)
-        return PartitionResult(config.path, config.report)
+        return config
 
     def given(self) -> list[tuple[str, Array]]:
         """Return the balance classes of node types, and the assignment if there is one."""
@@ -332,11 +329,6 @@ class _Run:
                 writer.write(part)
             self.progress("write parts", len(missing), len(missing))
         writer.close()
-
-    def write_config(self, config: PartConfig) -> None:
-        with self.exchange.together("writing the configuration"):
-            if self.exchange.rank == 0:
-                config.write(self.out)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:

@@ -78,7 +78,7 @@ def test_round_trip(tmp_path, method, name, num_parts):
     assert set(balance) == {title for title, count in counts.items() if count}
     for title, heaviest in balance.items():
         assert heaviest <= max(1.05, num_parts * -(-counts[title] // num_parts) / counts[title]) + 1e-4
-    config = PartConfig.read(result.config_path)
+    config = PartConfig.read(result.path)
     if name == "power law":
         assert config.node_features["_N"]["half"].dtype == "bfloat16"
     elif name == "no relations":
