@@ -126,11 +126,9 @@ def partition_source(
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         task = Task(
             narrowed_source(source, infos), int(num_parts), even_bounds(sum(source.num_nodes), exchange.size), exchange,
-            int(seed), objtype, assignment, scratch or Scratch(out),
+            int(seed), objtype, assignment, balance_classes or {}, bool(balance_edges), scratch or Scratch(out),
         )  # fmt: skip
-        return _Run(
-            task, graph_name, part_method, balance_classes or {}, bool(balance_edges), out, progress, bool(resume)
-        ).make()
+        return _Run(task, graph_name, part_method, out, progress, bool(resume)).make()
 
 
 @dataclass(eq=False)
@@ -140,8 +138,6 @@ class _Run:
     task: Task
     graph_name: str
     method: str
-    classes: Mapping[str, Array]
-    balance_edges: bool
     out: Path
     progress: Progress
     resume: bool
@@ -150,7 +146,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.source = self.task.source
         self.exchange = self.task.exchange
-        self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.balance_edges
+        self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.task.balance_edges
         self.kept = output_folder.assignment_path(self.out, self.graph_name)
 
     def make(self) -> PartConfig:
@@ -187,7 +183,7 @@ class _Run:
 
     def given(self) -> list[tuple[str, Array]]:
         """Return the balance classes of node types, and the assignment if there is one."""
-        classes = [(ntype, np.asarray(self.classes[ntype])) for ntype in sorted(self.classes)]
+        classes = [(ntype, np.asarray(of_nodes)) for ntype, of_nodes in sorted(self.task.classes.items())]
         return classes if self.task.given is None else [*classes, ("", self.task.given)]
 
     def check_same(self) -> str:
@@ -199,7 +195,6 @@ class _Run:
         with self.exchange.together("comparing the graphs of all ranks"):
             infos = feature_infos(source), source.node_ids is None, source.edge_ids is None
             rows = [*map(_sampled, source.arrays())]
-            several = self.exchange.size > 1
             values = {
                 "graph_name": self.graph_name,
                 "the method": self.options,
@@ -209,7 +204,7 @@ class _Run:
                 "features": _word_of(infos),
                 "rows of features": _word_of(rows),
                 "assignment and balance classes": _word_of([_sampled(given) for _, given in self.given()]),
-                "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if several]),
+                "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if self.exchange.size > 1]),
             }
         self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
         return _word_of(infos, rows)
@@ -257,7 +252,7 @@ class _Run:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
-        names, weights = balance_criteria(self.task, self.classes, self.balance_edges)
+        names, weights = balance_criteria(self.task)
         task = replace(self.task, weights=weights, report=report)
         if self.took:
             parts = task.on_first(lambda: np.asarray(kept))

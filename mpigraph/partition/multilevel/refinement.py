@@ -109,7 +109,7 @@ class _Refinement:
         own = self.parts[: self._level.num_own]
         changed = own != self._best
         own[:] = self._best
-        self._level.tell(self.parts, changed)
+        self._level.ghosts.tell(self.parts, changed)
         self._loads = self._best_loads
 
     def rebalance(self, rounds: int) -> None:
@@ -181,7 +181,7 @@ class _Refinement:
         self.parts[nodes] = targets[nodes]
         changed = np.zeros(self._level.num_own, np.bool_)
         changed[nodes] = True
-        self._level.tell(self.parts, changed)
+        self._level.ghosts.tell(self.parts, changed)
 
     def _within(self, nodes: I64, quota: I64) -> Mask:
         """Choose the nodes that may move to their targets, the best first: bool[k]."""
