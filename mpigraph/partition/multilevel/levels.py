@@ -333,8 +333,10 @@ class _Clusters:
         self.labels[nodes] = labels
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
-        ghosts, keys = level.ghosts.update(moved, self.table.keys[self.labels[: level.num_own]])
-        del moved
+        told = np.empty(level.num_own, self.table.keys.dtype)
+        told[nodes] = self.table.keys[labels]
+        ghosts, keys = level.ghosts.update(moved, told)
+        del moved, told
         known = len(self.table.keys)
         self.labels[ghosts] = self.table.positions(keys[:, 0])
         self._meet(known)
