@@ -81,8 +81,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         source = add_reverse_edges(source)
     elif layout == "edge.csv.gz" and dataset not in _KNOWN and not options.adds_reverse:
         raw.left_out.append(
-            f"reverse edges: no file says whether each of the {source.num_edges()} edges is stored once, as those of "
-            f"{' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
+            f"reverse edges: no file says whether each of the {source.edge_counts[0]} edges is stored once, as those "
+            f"of {' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
         )
     return replace(source, left_out=(*raw.left_out, *raw.files.left_out()))
 

@@ -196,7 +196,7 @@ def _by_type(source: GraphSource, nodes: _Kinds | None, edges: _Kinds | None) ->
         raise GraphDataError(f"types in a column are for one table of nodes and one of edges (got {source.schema})")
     (ntype,) = source.schema.ntypes
     ntypes, of_nodes = nodes or ([ntype], np.zeros(source.num_nodes[0], np.int64))
-    names, of_edges = edges or ([DEFAULT_ETYPE[1]], np.zeros(source.num_edges(), np.int64))
+    names, of_edges = edges or ([DEFAULT_ETYPE[1]], np.zeros(source.edge_counts[0], np.int64))
     of_nodes, of_edges = np.asarray(of_nodes[:]), np.asarray(of_edges[:])
     src, dst = (np.asarray(end[:], np.int64) for end in source.edges[0])
     source.check_edges(EdgeChunk(0, np.zeros(1, np.int64), src, dst))

@@ -185,7 +185,10 @@ class NpyFile:
 
     def create(self) -> None:
         """Create the file, of full size, without values."""
-        np.lib.format.open_memmap(self._path, "w+", self._dtype, self._shape)
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": self._shape}
+        with open(self._path, "xb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + self.num_bytes)
 
     def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on, or raise OSError."""

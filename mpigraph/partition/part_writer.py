@@ -137,9 +137,8 @@ class EdgeTable:
         self.keys = np.append(0, np.cumsum(nodes)).astype(np.int64)
         columns = {"source": stored.index_dtype(max(source.num_nodes[t] for t in self.ends[:, 0]))}
         self.shuffle = Shuffle(writers, self.keys[:: len(relations)], int(self.first_edges[-1]), columns, arrays)
-        source_type = self.ends[0, 0]
-        of_type = numbering.offsets[source_type], source.num_nodes[source_type]
-        self.degrees = Shuffle(writers, *of_type, {"degree": np.int64})
+        ntype_id = self.ends[0, 0]
+        self.degrees = Shuffle(writers, numbering.offsets[ntype_id], source.num_nodes[ntype_id], {"degree": np.int64})
 
 
 class PartWriter:

@@ -197,8 +197,7 @@ class _Run:
             rows = [*map(_sampled, source.arrays())]
             values = {
                 "graph_name": self.graph_name,
-                "the method": self.options,
-                "whether to resume": self.resume,
+                "the options": (self.options, self.resume),
                 "types": _word_of(source.schema.ntypes, source.schema.relations),
                 "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
                 "features": _word_of(infos),

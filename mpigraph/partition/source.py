@@ -110,10 +110,6 @@ class GraphSource:
             if shape[:1] != [rows]:
                 raise GraphDataError(f"{kind} feature {name!r} of {owner!r} must have {rows} rows (got shape {shape})")
 
-    def num_edges(self, relation_id: int = 0) -> int:
-        """Return the number of edges of a relation."""
-        return len(self.edges[relation_id][0])
-
     @cached_property
     def shared(self) -> tuple[int, ...]:
         """Ids of the relations whose edges parts keep in tables that they share, ascending."""
