@@ -24,7 +24,7 @@ from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.output_folder import check_vacant, check_writable
-from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.shuffle import carried_bytes
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
@@ -155,15 +155,15 @@ def _parts(source: GraphSource, options: Partition) -> tuple[I32 | None, int]:
     return source.parts.of_nodes if keeps else None, options.parts or source.parts.number
 
 
-def _show_result(result: PartitionResult, method: str, left_out: list[str], options: Partition) -> None:
-    report, parts = result.report, PartConfig.read(result.config_path).num_parts
-    lines = [f"{result.config_path}: {parts} parts by {method}"]
+def _show_result(result: PartConfig, method: str, left_out: list[str], options: Partition) -> None:
+    report, parts = result.report, result.num_parts
+    lines = [f"{result.path}: {parts} parts by {method}"]
     lines += [f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})"]
     lines += [f"largest part / mean, {printable(name)}: {value:.3f}" for name, value in report["balance"].items()]
     if left_out:
         more = [f"and {len(left_out) - _LISTED} more"] if len(left_out) > _LISTED else []
         lines += [f"left out of {options.input}: {'; '.join(left_out[:_LISTED] + more)}"]
-    content = {"path": str(result.config_path), "num_parts": parts, "part_method": method, **report}
+    content = {"path": str(result.path), "num_parts": parts, "part_method": method, **report}
     show(content | {"left_out": left_out}, "" if options.json else "\n".join(lines))
 
 

@@ -28,7 +28,7 @@ from mpigraph.mpi.messages import Comm
 from mpigraph.partition.assign import check_options
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.partition.pipeline import PartitionResult, partition_source
+from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name, storage_dtype
@@ -281,8 +281,8 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
     return np.concatenate(rows)
 
 
-def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
-    source = read_partition(result.config_path)
+def _mapping(graph: HeteroGraph, result: PartConfig) -> tuple[Any, Any]:
+    source = read_partition(result.path)
     nids, eids = (
         [torch.from_numpy(ids[:]) for ids in of_types or ()] for of_types in (source.node_ids, source.edge_ids)
     )

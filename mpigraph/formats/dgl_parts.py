@@ -30,7 +30,7 @@ from mpigraph.formats.input_files import graph_of, read_json, reading
 from mpigraph.formats.layout import MASKS, relation_of
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import MadeRows, concatenated
+from mpigraph.partition.row_arrays import concatenated, made_rows
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.files import read_text, storage_errors
 
@@ -237,5 +237,5 @@ def _feature(name: str, chunks: Sequence[Feature]) -> Feature:
     filled = [chunk for chunk in chunks if len(chunk.values)] or chunks[:1]
     values = concatenated([chunk.values for chunk in filled])
     if name in MASKS and values.dtype == np.uint8:
-        return Feature(MadeRows(lambda rows: np.asarray(rows != 0, np.uint8), np.uint8, values), "bool")
+        return Feature(made_rows(lambda rows: np.asarray(rows != 0, np.uint8), np.uint8, values), "bool")
     return Feature(values, filled[0].dtype)

@@ -12,7 +12,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, relation_key, relations_in
-from mpigraph.partition.row_arrays import Concatenated, RowArray, as_floats, as_labels, as_mask, concatenated
+from mpigraph.partition.row_arrays import RowArray, as_floats, as_labels, as_mask, concatenated
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -116,7 +116,7 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
         of_relation = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
             edges[relation] = concatenated([src, dst]), concatenated([dst, src])
-            feats[relation] = {n: f._replace(values=Concatenated([f.values] * 2)) for n, f in of_relation.items()}
+            feats[relation] = {n: f._replace(values=concatenated([f.values] * 2)) for n, f in of_relation.items()}
             continue
         reverse: Relation = relation[2], f"rev_{relation[1]}", relation[0]
         if reverse in source.schema.relations:

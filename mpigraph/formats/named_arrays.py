@@ -36,7 +36,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz, once, reading
 from mpigraph.formats.layout import MASKS, Layout, ReadOptions, add_reverse_edges, feature_of, relation_in
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, unescape
-from mpigraph.partition.row_arrays import FileRows, NamedRows, RowArray, even_blocks, largest
+from mpigraph.partition.row_arrays import RowArray, even_blocks, largest, named_rows, rows_in_blocks
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
@@ -65,7 +65,7 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
         raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
     arrays = mapped_npz(path)
     meta = str(arrays.pop("meta", "{}"))
-    named = {name: NamedRows(array, f"{path}: {name}") for name, array in arrays.items() if array.ndim}
+    named = {name: named_rows(array, f"{path}: {name}") for name, array in arrays.items() if array.ndim}
     return _source(path, {**arrays, **named}, meta)
 
 
@@ -79,7 +79,7 @@ def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
         chunk = dataset.chunks[0] if dataset.chunks else 1  # whole chunks, since HDF5 reads (and unpacks) no less
         row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
         block = chunk * max(1, _BLOCK_BYTES // max(1, row_bytes * chunk))
-        arrays[name] = FileRows(
+        arrays[name] = rows_in_blocks(
             partial(read_dataset, path, name, dataset),
             dataset.shape,
             dataset.dtype,

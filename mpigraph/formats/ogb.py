@@ -48,7 +48,7 @@ from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import read_numbers
 from mpigraph.formats.text_files import TextForm
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, side_by_side
+from mpigraph.partition.row_arrays import RowArray, as_floats, made_rows, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 
 _STORED_ONCE = ("ogbn-products", "ogbn-proteins")
@@ -81,8 +81,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         source = add_reverse_edges(source)
     elif layout == "edge.csv.gz" and dataset not in _KNOWN and not options.adds_reverse:
         raw.left_out.append(
-            f"reverse edges: no file says whether each of the {source.num_edges()} edges is stored once, as those of "
-            f"{' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
+            f"reverse edges: no file says whether each of the {source.edge_counts[0]} edges is stored once, as those "
+            f"of {' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
         )
     return replace(source, left_out=(*raw.left_out, *raw.files.left_out()))
 
@@ -183,7 +183,7 @@ class _Raw:
                     columns = self._columns(path, _DTYPES.get(name, ""))
                     values = side_by_side(columns)
                     if name == "feat" and len(columns) == 1:
-                        values = MadeRows(lambda rows: rows[:, None], np.float32, values, row_shape=(1,))
+                        values = made_rows(lambda rows: rows[:, None], np.float32, values, row_shape=(1,))
                     elif name != "label" and values.dtype == np.float64:
                         values = as_floats(values)
                     self._add(str(path), owner, name, values)

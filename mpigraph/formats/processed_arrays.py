@@ -48,7 +48,7 @@ from mpigraph.arrays import Array, Mask
 from mpigraph.formats.input_files import FolderFiles, graph_of, is_npy, mapped_npy, mapped_npz, reading
 from mpigraph.formats.layout import MASKS, Layout, ReadOptions, as_column, ends_of, feature_of, masks_of, relation_of
 from mpigraph.metadata.schema import Relation
-from mpigraph.partition.row_arrays import MadeRows, RowArray, as_labels, concatenated, largest
+from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, largest, made_rows
 from mpigraph.partition.source import Feature, GraphSource
 
 _OF_MAG, _OF_IGB = "___", "__"
@@ -116,7 +116,7 @@ def _mag_features(arrays: dict[str, Array]) -> dict[str, Feature]:
     if "label" in arrays and "year" in arrays:
         labels, years = arrays["label"], as_column(arrays["year"])
         for name, of_mask in _YEARS.items():
-            feats[name] = Feature.of(MadeRows(partial(_labelled_in, of_mask), np.bool_, labels, years))
+            feats[name] = Feature.of(made_rows(partial(_labelled_in, of_mask), np.bool_, labels, years))
     return feats
 
 

@@ -22,7 +22,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles, checked_parts, graph_of, read_json, reading
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
+from mpigraph.partition.row_arrays import RowArray, concatenated, reordered
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.files import open_regular
 
@@ -124,7 +124,7 @@ def _joined(tables: Sequence[Table], name: str) -> RowArray:
 def _reordered(values: RowArray, order: I64) -> RowArray:
     if len(values) != len(order):  # other rows would be taken for these, in silence
         raise GraphDataError(f"a tensor has {len(values)} rows in all parts, but there are {len(order)} ids")
-    return Reordered(values, order)
+    return reordered(values, order)
 
 
 def _load(path: Path) -> Any:

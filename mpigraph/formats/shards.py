@@ -23,7 +23,7 @@ from mpigraph.formats.input_files import once
 from mpigraph.metadata.schema import escape, relation_key
 from mpigraph.partition.exchange import Progress, silent
 from mpigraph.partition.output_folder import README, refusal, write_readme
-from mpigraph.partition.row_arrays import FileRows, RowArray, even_blocks
+from mpigraph.partition.row_arrays import RowArray, Rows, even_blocks, rows_in_blocks
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, Parts
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.contents import InEdges, PartFiles, StoredRows, overlaps, read_rows
@@ -41,7 +41,7 @@ _TEXT = ", text in UTF-8 filled up with zeros: numpy.char.decode(a.view(f'S{a.sh
 
 def _rows_of(
     files: PartFiles, stored: StoredRows, dtype: npt.DTypeLike = np.int64, shape: tuple[int, ...] = ()
-) -> FileRows:
+) -> Rows:
     """Return the rows of a dataset, in one file of each part."""
 
     def read(begin: int, end: int) -> Array:
@@ -51,10 +51,10 @@ def _rows_of(
 
     count = int(stored.offsets[0, -1])
     segment = segment_rows(count, np.dtype(dtype).itemsize * math.prod(shape))
-    return FileRows(read, (count, *shape), dtype, even_blocks(count, segment))
+    return rows_in_blocks(read, (count, *shape), dtype, even_blocks(count, segment))
 
 
-def _numbers_of(files: PartFiles, relation: int, field: str, dtype: npt.DTypeLike = np.int64) -> FileRows:
+def _numbers_of(files: PartFiles, relation: int, field: str, dtype: npt.DTypeLike = np.int64) -> Rows:
     """Return "indices", "orig_ids" or "destinations" of the edges of a relation, the last as global ids."""
     config = files.config
     book = config.book
@@ -76,7 +76,7 @@ def _numbers_of(files: PartFiles, relation: int, field: str, dtype: npt.DTypeLik
         pieces = [of_part(*piece) for piece in overlaps(offsets, begin, end)]
         return np.concatenate([np.empty(0, dtype), *pieces], dtype=dtype, casting="same_kind")
 
-    return FileRows(read, (book.num_edges(relation),), dtype, offsets)
+    return rows_in_blocks(read, (book.num_edges(relation),), dtype, offsets)
 
 
 def read_partition(path: str | os.PathLike[str]) -> GraphSource:

@@ -23,7 +23,7 @@ from mpigraph.formats.input_files import Errors, once, reading
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.text_files import Head, TextForm, Way, head_of, write_parquet
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import FileRows, RowArray, as_dtype
+from mpigraph.partition.row_arrays import RowArray, as_dtype, rows_in_blocks
 from mpigraph.storage.contents import overlaps
 from mpigraph.storage.files import open_regular
 
@@ -219,7 +219,7 @@ class Tables:
                     raise GraphDataError(f"{self.place(next(iter(forms)), begin)} or a later one: {what}")
             return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty((0, *shape), dtype), *pieces])
 
-        return FileRows(of_rows, (len(self), *shape), dtype, bounds, partial(self.place, next(iter(forms))))
+        return rows_in_blocks(of_rows, (len(self), *shape), dtype, bounds, partial(self.place, next(iter(forms))))
 
 
 class _Look(NamedTuple):

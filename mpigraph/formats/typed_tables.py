@@ -48,7 +48,7 @@ from mpigraph.formats.table_files import Tables, is_table, read_values
 from mpigraph.formats.text_files import TextForm, Way
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import MadeRows, Reordered, RowArray
+from mpigraph.partition.row_arrays import RowArray, made_rows, reordered
 from mpigraph.partition.source import EdgeChunk, Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -196,7 +196,7 @@ def _by_type(source: GraphSource, nodes: _Kinds | None, edges: _Kinds | None) ->
         raise GraphDataError(f"types in a column are for one table of nodes and one of edges (got {source.schema})")
     (ntype,) = source.schema.ntypes
     ntypes, of_nodes = nodes or ([ntype], np.zeros(source.num_nodes[0], np.int64))
-    names, of_edges = edges or ([DEFAULT_ETYPE[1]], np.zeros(source.num_edges(), np.int64))
+    names, of_edges = edges or ([DEFAULT_ETYPE[1]], np.zeros(source.edge_counts[0], np.int64))
     of_nodes, of_edges = np.asarray(of_nodes[:]), np.asarray(of_edges[:])
     src, dst = (np.asarray(end[:], np.int64) for end in source.edges[0])
     source.check_edges(EdgeChunk(0, np.zeros(1, np.int64), src, dst))
@@ -223,7 +223,7 @@ def _by_type(source: GraphSource, nodes: _Kinds | None, edges: _Kinds | None) ->
 
 
 def _of_rows(feature: Feature, rows: I64) -> Feature:
-    return feature._replace(values=Reordered(feature.values, rows))
+    return feature._replace(values=reordered(feature.values, rows))
 
 
 def _features_of(names: Sequence[str], options: TableOptions) -> dict[str, tuple[str, ...]]:
@@ -269,7 +269,7 @@ def _masks(tables: Tables, column: str, words: Sequence[str], codes: RowArray) -
         place = tables.place(column, int((np.asarray(codes[:]) == number).argmax()))
         raise GraphDataError(f"{place}: split must be train, val or test, or nothing (got {words[number]!r:.80})")
     of_codes = {name: np.array([mask == name for mask in [*masks, ""]]) for name in MASKS}  # the last: of no word, -1
-    return {name: Feature.of(MadeRows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
+    return {name: Feature.of(made_rows(its.__getitem__, np.bool_, codes)) for name, its in of_codes.items()}
 
 
 @collective("ranks")

@@ -30,6 +30,8 @@ class Task:
     seed: int = 0
     objtype: str = "cut"
     given: Array | None = None  # int[all nodes], parts that were made elsewhere
+    classes: Mapping[str, Array] = field(default_factory=dict)  # node type -> int[nodes], each to be spread evenly
+    balance_edges: bool = False  # spread the edges evenly, too
     scratch: Scratch = field(default_factory=Scratch)  # for temporary files
     weights: I32 = field(default_factory=lambda: np.empty((0, 0), np.int32))  # [own nodes, criteria], to spread evenly
     both_ways: bool = False  # the reverse of every edge is among the edges
@@ -62,14 +64,12 @@ class Task:
 
 
 @collective("ranks")
-def balance_criteria(
-    task: Task, classes: Mapping[str, Array] | None = None, balance_edges: bool = False
-) -> tuple[list[str], I32]:
+def balance_criteria(task: Task) -> tuple[list[str], I32]:
     """Return the names of weights that parts are to hold evenly, and int32[own nodes, criteria].
 
-    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
-    have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
-    destination, because its part holds them.
+    Criteria are the nodes of each type, or of each of its classes and, where nodes have no class (a number below 0),
+    all nodes of the type; and with ``balance_edges`` the edges, which count at their destination, because its part
+    holds them.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.
@@ -81,10 +81,10 @@ def balance_criteria(
         own = task.own_of(i)
         node_classes = np.full(own.stop - own.start, -1)
         numbers = [-1] if count else []
-        if classes and ntype in classes:
+        if ntype in task.classes:
             begin = int(task.own.start - source.node_bases[i]) + own.start
             with exchange.together("reading balance classes"):
-                given = np.asarray(classes[ntype]).reshape(-1)
+                given = np.asarray(task.classes[ntype]).reshape(-1)
                 node_classes = np.maximum(given[begin : begin + len(node_classes)].astype(np.int64), -1)
                 if len(given) != count:
                     raise GraphDataError(f"balance classes of {ntype!r} must be {count} numbers (got {len(given)})")
@@ -93,11 +93,11 @@ def balance_criteria(
             names.append(f"nodes {ntype}" if len(source.num_nodes) > 1 else "nodes")
             names[-1] += f" class {number}" if number >= 0 else ""
             nodes.append((own, (node_classes == number) | (number < 0)))
-    names += ["edges"] if balance_edges else []
+    names += ["edges"] if task.balance_edges else []
     weights = np.zeros((task.own.stop - task.own.start, len(names)), np.int32)
     for column, (own, of_own) in enumerate(nodes):
         weights[own, column] = of_own
-    if balance_edges:
+    if task.balance_edges:
         weights[:, -1] = np.minimum(_in_degrees(task), 2**31 - 1)
     return names, weights
 
@@ -171,7 +171,6 @@ class Method(NamedTuple):
     # arrays lie in temporary files
     memory: Callable[[Workload, int, bool], tuple[int, int]]
     objectives: tuple[str, ...] = ("cut", "vol")  # that it knows; one that knows one may ignore it
-    maps: bool = False  # large arrays may lie in temporary files
     reports: bool = False  # it reports its progress
 
 

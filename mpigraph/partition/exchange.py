@@ -60,16 +60,12 @@ class Exchange:
         return self.all_to_all(np.concatenate([rows] * self.size), np.full(self.size, len(rows), np.int64))[0]
 
     @collective("ranks")
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Give every rank the bytes of every rank, in rank order."""
-        counts = np.full(self.size, len(data), np.int64)
-        arrived, lengths = self.all_to_all(np.frombuffer(data * self.size, np.uint8)[:, None], counts)
-        return [text.tobytes() for text in np.split(arrived, np.cumsum(lengths)[:-1])]
-
-    @collective("ranks")
     def gather_json(self, value: Any) -> list[Any]:
         """Give every rank the value of every rank, in rank order; as JSON has it."""
-        return [json.loads(data) for data in self.gather_bytes(json.dumps(value).encode())]
+        data = json.dumps(value).encode()
+        counts = np.full(self.size, len(data), np.int64)
+        arrived, lengths = self.all_to_all(np.frombuffer(data * self.size, np.uint8)[:, None], counts)
+        return [json.loads(text.tobytes()) for text in np.split(arrived, np.cumsum(lengths)[:-1])]
 
     @collective("ranks")
     def map(self, doing: str, count: int, make: Callable[[int], Any]) -> list[Any]:

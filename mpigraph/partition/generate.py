@@ -149,13 +149,19 @@ def _rows(recipe: Recipe, progress: Progress = silent) -> Iterator[tuple[str, in
             yield name, first, halves[0]
             yield name, recipe.num_pairs + first, halves[1]
     progress("write edges", recipe.num_pairs, recipe.num_pairs)
-    labels = _labels(recipe, public_ids)
+    labels = np.empty(recipe.num_nodes, np.int64)
+    labels[public_ids] = np.repeat(np.arange(recipe.num_classes), np.diff(_class_offsets(recipe)))
+    yield "label", 0, labels
     for first, rows in _feature_chunks(recipe, labels):
         progress("write features", first, recipe.num_nodes)
         yield "feat", first, rows
     progress("write features", recipe.num_nodes, recipe.num_nodes)
-    for name, array in {"label": labels, **_masks(recipe, rng)}.items():
-        yield name, 0, array
+    bounds = np.cumsum([round(fraction * recipe.num_nodes) for fraction in (recipe.train_fraction, _VAL_FRACTION)])
+    split = np.split(_permutation(rng, recipe.num_nodes), bounds)
+    for name, ids in zip(("train_mask", "val_mask", "test_mask"), split, strict=True):
+        mask = np.zeros(recipe.num_nodes, np.bool_)
+        mask[ids] = True
+        yield name, 0, mask
 
 
 def _pairs(recipe: Recipe) -> Iterator[tuple[int, I32]]:
@@ -230,23 +236,6 @@ def _permutation(rng: np.random.Generator, size: int) -> I32:
     ids = np.arange(size, dtype=np.int32)  # rng.permutation(size) takes twice the memory
     rng.shuffle(ids)
     return ids
-
-
-def _labels(recipe: Recipe, public_ids: I32) -> I64:
-    labels = np.empty(recipe.num_nodes, np.int64)
-    labels[public_ids] = np.repeat(np.arange(recipe.num_classes), np.diff(_class_offsets(recipe)))
-    return labels
-
-
-def _masks(recipe: Recipe, rng: np.random.Generator) -> dict[str, Array]:
-    split = _permutation(rng, recipe.num_nodes)
-    first = round(recipe.train_fraction * recipe.num_nodes)
-    second = first + round(_VAL_FRACTION * recipe.num_nodes)
-    masks: dict[str, Array] = {}
-    for name, ids in (("train", split[:first]), ("val", split[first:second]), ("test", split[second:])):
-        masks[f"{name}_mask"] = np.zeros(recipe.num_nodes, bool)
-        masks[f"{name}_mask"][ids] = True
-    return masks
 
 
 def _feature_chunks(recipe: Recipe, labels: I64) -> Iterator[tuple[int, F32]]:

@@ -44,9 +44,7 @@ def assign(task: Task) -> I32:
 def _assign_all(task: Task) -> I32:
     """Return int32[all nodes]."""
     num_parts = task.num_parts
-    if num_parts == 1:
-        return np.zeros(task.num_nodes, np.int32)
-    level = finest_level(task) if task.num_nodes > num_parts else None
+    level = finest_level(task) if task.num_nodes > num_parts > 1 else None
     if level is None or len(level.rows.indices) == 0:
         return spread_types(task)
     parts = call_metis(level.rows, num_parts, task.weights, task.seed, task.objtype)

@@ -111,7 +111,6 @@ def remove_parts(folder: Path, kept: Mask) -> None:
             for name in PartConfig.files_of(part).values():
                 (folder / name).unlink(missing_ok=True)
                 temporary_name(folder / name).unlink(missing_ok=True)
-        if part >= len(kept):
             with suppress(OSError):
                 directory.rmdir()  # fails unless it is empty
 

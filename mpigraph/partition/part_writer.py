@@ -68,9 +68,6 @@ class Numbering:
     """New ids of all nodes; ``parts`` are int32[own nodes].
 
     Attributes:
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the nodes that each rank owns.
-        bases: int64[types + 1], where each type begins.
         offsets: for each type int64[parts + 1], the new ids of each part.
         first_nodes: int64[types * parts], the first node of each type and part, new ids of types one after the other.
         new_ids: int64[own nodes].
@@ -78,25 +75,20 @@ class Numbering:
 
     @collective("ranks")
     def __init__(self, task: Task, parts: I32) -> None:
-        self.exchange = exchange = task.exchange
-        self.bounds = task.bounds
-        self.bases = bases = task.source.node_bases
-        self._num_parts = num_parts = task.num_parts
-        self.own = task.own_of
+        self._task = task
+        bases, num_parts = task.source.node_bases, task.num_parts
         num_types = len(bases) - 1
         groups = parts.astype(np.int64)
         for ntype_id in range(num_types):
-            groups[self.own(ntype_id)] += ntype_id * num_parts
-        table = np.zeros((exchange.size, num_types * num_parts), np.int64)
-        table[exchange.rank] = np.bincount(groups, minlength=num_types * num_parts)
-        table = exchange.total(table)
+            groups[task.own_of(ntype_id)] += ntype_id * num_parts
+        table = task.exchange.gather(np.bincount(groups, minlength=num_types * num_parts)[None])
         totals = table.sum(axis=0).reshape(num_types, num_parts)
         self.offsets = [np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for counts in totals]
         first = np.concatenate([offsets[:-1] for offsets in self.offsets])
         # among the new ids of all types, one after the other
         self.first_nodes = first + np.repeat(bases[:-1], num_parts)
         self.new_ids = np.empty(len(groups), np.int64)
-        number_by_key(groups, first + table[: exchange.rank].sum(axis=0), self.new_ids)
+        number_by_key(groups, first + table[: task.exchange.rank].sum(axis=0), self.new_ids)
         self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
 
     def parts(self, new_ids: Array) -> tuple[I64, I64]:
@@ -105,7 +97,7 @@ class Numbering:
         New ids, int[n], are those of types one after the other.
         """
         places: I64 = np.searchsorted(self.first_nodes, new_ids, side="right") - 1
-        return (places if len(self.bases) == 2 else places % self._num_parts), places
+        return (places if len(self.offsets) == 1 else places % self._task.num_parts), places
 
     @collective("ranks")
     def of(self, ids: I64, met: I64 | None = None) -> Array:
@@ -115,9 +107,9 @@ class Numbering:
             ids: int64[n], global original ids.
             met: int64[own nodes], counts how often ranks asked for each node.
         """
-        route = Route(self.exchange, owners_of(self.bounds, ids))
+        route = Route(self._task.exchange, owners_of(self._task.bounds, ids))
         asked = route.there(ids.astype(self._dtype)[:, None])[:, 0].astype(np.int64)
-        asked -= self.bounds[self.exchange.rank]
+        asked -= self._task.own.start
         if met is not None:
             count_keys(asked, 0, met)
         return route.back(self.new_ids[asked].astype(self._dtype)[:, None])[:, 0]
@@ -145,9 +137,8 @@ class EdgeTable:
         self.keys = np.append(0, np.cumsum(nodes)).astype(np.int64)
         columns = {"source": stored.index_dtype(max(source.num_nodes[t] for t in self.ends[:, 0]))}
         self.shuffle = Shuffle(writers, self.keys[:: len(relations)], int(self.first_edges[-1]), columns, arrays)
-        source_type = self.ends[0, 0]
-        of_type = numbering.offsets[source_type], source.num_nodes[source_type]
-        self.degrees = Shuffle(writers, *of_type, {"degree": np.int64})
+        ntype_id = self.ends[0, 0]
+        self.degrees = Shuffle(writers, numbering.offsets[ntype_id], source.num_nodes[ntype_id], {"degree": np.int64})
 
 
 class PartWriter:
@@ -155,7 +146,7 @@ class PartWriter:
 
     Nothing travels to parts that are ``done`` (bool[parts]), and they are not written.
 
-    Attributes (besides ``source`` and ``numbering``):
+    Attributes (besides ``task``, ``source`` and ``numbering``):
         config: the partitioned graph; needed to write.
         parts: a range; this rank writes those that are not done.
         nodes: the nodes of each type; their numbers are original ids.
@@ -166,6 +157,7 @@ class PartWriter:
     config: PartConfig
 
     def __init__(self, task: Task, numbering: Numbering, done: Mask) -> None:
+        self.task = task
         self.source = source = task.source
         self.numbering = numbering
         self._writers = writers = Writers(task.exchange, done, task.scratch)
@@ -184,7 +176,7 @@ class PartWriter:
     @collective("ranks")
     def receive(self, progress: Progress) -> None:
         """Send this rank's nodes, and edges as they are read; receive those of this rank's parts."""
-        exchange = self.numbering.exchange
+        exchange = self.task.exchange
         for ntype_id, shuffle in enumerate(self.nodes):
             self._send_nodes(shuffle, ntype_id)
         done = 0
@@ -203,10 +195,10 @@ class PartWriter:
 
     def _send_nodes(self, shuffle: Shuffle, ntype_id: int, **columns: I64) -> None:
         """Send the own nodes of a type; columns have a number of each own node of all types."""
-        numbering = self.numbering
-        own = numbering.own(ntype_id)
-        first_id = own.start + int(numbering.bounds[numbering.exchange.rank] - numbering.bases[ntype_id])
-        most = int(np.diff(numbering.bounds.clip(*numbering.bases[ntype_id : ntype_id + 2])).max())
+        task, numbering, bases = self.task, self.numbering, self.source.node_bases
+        own = task.own_of(ntype_id)
+        first_id = own.start + int(task.own.start - bases[ntype_id])
+        most = int(np.diff(task.bounds.clip(*bases[ntype_id : ntype_id + 2])).max())
         for begin in range(0, most, EDGES_PER_CHUNK):
             here = slice(min(own.start + begin, own.stop), min(own.start + begin + EDGES_PER_CHUNK, own.stop))
             new_ids = numbering.new_ids[here]
@@ -220,14 +212,14 @@ class PartWriter:
         Return how many edges all ranks have read then; ``done`` before.
         """
         numbering = self.numbering
-        exchange = numbering.exchange
+        exchange = self.task.exchange
         relations = table.relations
         counts = np.zeros(len(self.counts) * len(relations), np.int64)
         end = done + int(table.first_edges[-1])
         for first, place, src, dst in edge_chunks(self.source, relations, exchange.rank, exchange.size):
             progress("relabel edges", done, sum(self.source.edge_counts))
             done = min(done + len(src) * exchange.size, end)
-            src_base, dst_base = numbering.bases[table.ends[place]].T
+            src_base, dst_base = self.source.node_bases[table.ends[place]].T
             new_src = numbering.of(src + src_base, degrees)
             keys = numbering.of(dst + dst_base)
             src_part, _ = numbering.parts(new_src + src_base)
@@ -309,10 +301,9 @@ class PartWriter:
         places = {relation: place for place, relation in enumerate(table.relations)}
         shared = source.shared_features if len(places) > 1 else []
         groups = [(stored.shared_feature_name(name), name, relations) for name, relations in shared]
-        done = {(relation, name) for _, name, relations in groups for relation in relations}
         keys = source.schema.relation_keys
         for relation in places if source.edge_feats else ():
-            names = (name for name in source.edge_feats.get(keys[relation], {}) if (relation, name) not in done)
+            names = self.config.own_features(relation)
             groups += [(stored.edge_feature_name(keys[relation], name), name, (relation,)) for name in names]
         columns = []
         for dataset, name, relations in groups:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,13 +51,6 @@ from mpigraph.storage.shard import ShardWriter, verify
 _SAMPLES = 3  # rows by which arrays are compared: each may cost the reading of a block of many
 
 
-class PartitionResult(NamedTuple):
-    """A partitioned graph that :func:`partition_source` has written."""
-
-    config_path: Path  # the configuration file
-    report: Mapping[str, Any]  # edge cut and balance
-
-
 @collective("ranks")
 def partition_source(
     source: GraphSource,
@@ -78,7 +70,7 @@ def partition_source(
     resume: bool = False,
     feat_dtype: FeatDtype = None,
     overwrite: bool = False,
-) -> PartitionResult:
+) -> PartConfig:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
     The assignment stays in a file beside the shards until all shards are written. A run that repeats an interrupted one
@@ -109,6 +101,9 @@ def partition_source(
         feat_dtype: features to store in 16 bits, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
+    Returns:
+        The configuration that is written; its report has the edge cut and the balance.
+
     Raises:
         InvalidArgumentError: an argument is not usable, the directory cannot be written to, or another graph is there.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
@@ -131,11 +126,9 @@ def partition_source(
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         task = Task(
             narrowed_source(source, infos), int(num_parts), even_bounds(sum(source.num_nodes), exchange.size), exchange,
-            int(seed), objtype, assignment, scratch or Scratch(out),
+            int(seed), objtype, assignment, balance_classes or {}, bool(balance_edges), scratch or Scratch(out),
         )  # fmt: skip
-        return _Run(
-            task, graph_name, part_method, balance_classes or {}, bool(balance_edges), out, progress, bool(resume)
-        ).make()
+        return _Run(task, graph_name, part_method, out, progress, bool(resume)).make()
 
 
 @dataclass(eq=False)
@@ -145,8 +138,6 @@ class _Run:
     task: Task
     graph_name: str
     method: str
-    classes: Mapping[str, Array]
-    balance_edges: bool
     out: Path
     progress: Progress
     resume: bool
@@ -155,10 +146,10 @@ class _Run:
     def __post_init__(self) -> None:
         self.source = self.task.source
         self.exchange = self.task.exchange
-        self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.balance_edges
+        self.options = self.method, self.task.num_parts, self.task.seed, self.task.objtype, self.task.balance_edges
         self.kept = output_folder.assignment_path(self.out, self.graph_name)
 
-    def make(self) -> PartitionResult:
+    def make(self) -> PartConfig:
         exchange, num_parts = self.exchange, self.task.num_parts
         features = self.check_same()
         topology = self.check_edges()
@@ -180,17 +171,19 @@ class _Run:
         give_back()
         writer.config = config = self.config_of(writer, identity, content, balance)
         self.write_parts(writer, done)
-        self.write_config(config)
+        with exchange.together("writing the configuration"):
+            if exchange.rank == 0:
+                config.write(self.out)
         if exchange.rank == 0:
             with suppress(OSError):  # the graph stands
                 self.kept.unlink(missing_ok=True)
                 temporary_name(self.kept).unlink(missing_ok=True)
         get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, self.method, config.report)
-        return PartitionResult(config.path, config.report)
+        return config
 
     def given(self) -> list[tuple[str, Array]]:
         """Return the balance classes of node types, and the assignment if there is one."""
-        classes = [(ntype, np.asarray(self.classes[ntype])) for ntype in sorted(self.classes)]
+        classes = [(ntype, np.asarray(of_nodes)) for ntype, of_nodes in sorted(self.task.classes.items())]
         return classes if self.task.given is None else [*classes, ("", self.task.given)]
 
     def check_same(self) -> str:
@@ -202,17 +195,15 @@ class _Run:
         with self.exchange.together("comparing the graphs of all ranks"):
             infos = feature_infos(source), source.node_ids is None, source.edge_ids is None
             rows = [*map(_sampled, source.arrays())]
-            several = self.exchange.size > 1
             values = {
                 "graph_name": self.graph_name,
-                "the method": self.options,
-                "whether to resume": self.resume,
+                "the options": (self.options, self.resume),
                 "types": _word_of(source.schema.ntypes, source.schema.relations),
                 "numbers of nodes and edges": _word_of(source.num_nodes, source.edge_counts),
                 "features": _word_of(infos),
                 "rows of features": _word_of(rows),
                 "assignment and balance classes": _word_of([_sampled(given) for _, given in self.given()]),
-                "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if several]),
+                "edges": _word_of([_sampled(ends) for ends in chain(*source.edges) if self.exchange.size > 1]),
             }
         self.exchange.same("all ranks must partition one graph with the same arguments, but these differ:", values)
         return _word_of(infos, rows)
@@ -260,7 +251,7 @@ class _Run:
             self.progress(stage, min(int(fraction * steps), steps - 1), steps)
 
         report(0.0)
-        names, weights = balance_criteria(self.task, self.classes, self.balance_edges)
+        names, weights = balance_criteria(self.task)
         task = replace(self.task, weights=weights, report=report)
         if self.took:
             parts = task.on_first(lambda: np.asarray(kept))
@@ -332,11 +323,6 @@ class _Run:
                 writer.write(part)
             self.progress("write parts", len(missing), len(missing))
         writer.close()
-
-    def write_config(self, config: PartConfig) -> None:
-        with self.exchange.together("writing the configuration"):
-            if self.exchange.rank == 0:
-                config.write(self.out)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:

@@ -1,14 +1,15 @@
 """Arrays of rows that need not lie in memory: the edges and features of a graph to partition.
 
-A :class:`RowArray` is a numpy array, a memory map, or a class of this module that computes rows when they are read
-(:class:`FileRows`, :class:`MadeRows`, :class:`Concatenated`, :class:`Reordered`), so that an input is never held
-dense or converted as a whole. An array that knows the file that it was read from names it in messages
+They are numpy arrays, memory maps, or :class:`Rows`, which are computed when they are read, so that an input is never
+held dense or converted as a whole. An array that knows the file that it was read from names it in messages
 (:func:`place_of`).
 """
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,103 +25,97 @@ _FEW = 8  # arrays that are not joined by copying
 _REAL = "biuf"  # kinds of dtypes
 
 
-class RowArray(Protocol):
-    """The interface of edges and features: that of numpy arrays, memory maps and the classes below.
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows that are read from files, or made from those of other arrays, when they are asked for.
 
-    Other classes than numpy's may have ``sources``, the arrays that they are made from (empty for one that reads a file
-    itself), and ``place(row)``, the file and row that a row was read from.
+    Attributes:
+        read: returns the rows of a slice, or those with some numbers (int[k]).
+        shape: of all of them.
+        dtype: of what ``read`` returns.
+        sources: the arrays that they are made from; none where a file is read by whole blocks.
+        place: names the file and row of a row, "" if it is not known.
     """
+
+    read: Callable[[Any], Array]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sources: Sequence["RowArray"]
+    place: Callable[[int], str]
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Full shape, first dimension the rows."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Storage dtype."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> Any: ...
-
-
-class DerivedRows:
-    """Rows that are computed from the arrays ``sources`` when they are read; a file's rows have no sources."""
-
-    def __init__(self, sources: Sequence[RowArray], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        self.sources = sources
-        self.shape = shape
-        self.ndim = len(shape)
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        return len(self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def place(self, row: int) -> str:
-        """Return the file and row of the first source."""
-        return place_of(self.sources[0], row) if self.sources else ""
+    def __getitem__(self, rows: Any) -> Array:
+        return self.read(rows)
 
 
-class FileRows(DerivedRows):
-    """Rows of files, which a function reads.
+RowArray: TypeAlias = Array | Rows
+"""Edges and features: an array, a memory map, or rows of another kind."""
+
+
+def rows_in_blocks(
+    read: Callable[[int, int], Array],
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    bounds: I64,
+    place: Callable[[int], str] = lambda row: "",
+    of_block: Callable[[int, I64], Array] | None = None,
+    sources: Sequence[RowArray] = (),
+) -> Rows:
+    """Return rows that a function reads, from files by default, whose rows lie in blocks.
 
     Args:
         read: returns the rows from a first one to the one before an end.
         shape: of all of them.
         dtype: of what it returns.
         bounds: int64[blocks + 1], rows at which blocks begin, and the end. Rows that are no neighbours are read block
-            by block, in each from the first to the last of them.
+            by block.
         place: names the file and row of a row.
+        of_block: returns some rows of a block, int64[k], which ascend; by default all from the first to the last of
+            them are read.
+        sources: the arrays that are read, if they are no files.
     """
 
-    def __init__(
-        self,
-        read: Callable[[int, int], Array],
-        shape: tuple[int, ...],
-        dtype: npt.DTypeLike,
-        bounds: I64,
-        place: Callable[[int], str] = lambda row: "",
-    ) -> None:
-        super().__init__((), shape, dtype)
-        self._read = read
-        self._bounds = bounds
-        self._place = place
+    def between(block: int, rows: I64) -> Array:
+        low = int(rows[0])
+        return read(low, int(rows[-1]) + 1)[rows - low]
 
-    def __getitem__(self, rows: Any) -> Array:
+    def of_rows(rows: Any) -> Array:
         if isinstance(rows, slice) and rows.step in (None, 1):
-            begin, end, _ = rows.indices(len(self))
-            return self._read(begin, max(begin, end))
-        rows = np.arange(len(self))[rows] if isinstance(rows, slice) else np.asarray(rows)
-        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
+            begin, end, _ = rows.indices(shape[0])
+            return read(begin, max(begin, end))
+        rows = np.arange(shape[0])[rows] if isinstance(rows, slice) else np.asarray(rows)
+        gathered = np.empty((len(rows), *shape[1:]), dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        begins = np.searchsorted(ascending, self._bounds)
+        begins = np.searchsorted(ascending, bounds)
         for block in np.flatnonzero(np.diff(begins)).tolist():
             here = slice(begins[block], begins[block + 1])
-            gathered[order[here]] = self._of_block(block, ascending[here])
+            gathered[order[here]] = (of_block or between)(block, ascending[here])
         return gathered
 
-    def _of_block(self, block: int, rows: I64) -> Array:
-        """Return some rows of a block, ascending."""
-        low = int(rows[0])
-        return self._read(low, int(rows[-1]) + 1)[rows - low]
-
-    def place(self, row: int) -> str:
-        """File and row."""
-        return self._place(row)
+    return Rows(of_rows, shape, np.dtype(dtype), sources, place)
 
 
 def even_blocks(count: int, rows: int) -> I64:
-    """Return the bounds of blocks of as many rows each, as of :class:`FileRows`."""
+    """Return the bounds of blocks of as many rows each, as of :func:`rows_in_blocks`."""
     return np.append(np.arange(0, count, rows), count)
 
 
-class MadeRows(DerivedRows):
-    """Rows that a function makes from rows of other arrays.
+def made_rows(
+    make: Callable[..., Array],
+    dtype: npt.DTypeLike,
+    *arrays: RowArray,
+    row_shape: tuple[int, ...] | None = None,
+    title: str = "",
+) -> Rows:
+    """Return rows that a function makes from rows of other arrays.
 
     Args:
         make: gets the same rows of each array, returns as many in ``dtype``; raises RowError.
@@ -129,26 +124,33 @@ class MadeRows(DerivedRows):
         row_shape: all dimensions of these rows except the first, if not those of the first array.
         title: of the rows in messages of errors, where the file may have another.
     """
+    first = arrays[0]
 
-    def __init__(
-        self,
-        make: Callable[..., Array],
-        dtype: npt.DTypeLike,
-        *arrays: RowArray,
-        row_shape: tuple[int, ...] | None = None,
-        title: str = "",
-    ) -> None:
-        self._make = make
-        self._title = title and f"{title}: "
-        super().__init__(arrays, arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape), dtype)
-
-    def __getitem__(self, rows: Any) -> Array:
-        inputs = [array[rows] for array in self.sources]
+    def read(rows: Any) -> Array:
+        inputs = [array[rows] for array in arrays]
         try:
-            return self._make(*inputs)
+            return make(*inputs)
         except RowError as error:
-            row = int(range(len(self))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
-            raise GraphDataError(f"{self.place(row) or f'row {row}'}: {self._title}{error}") from None
+            row = int(range(len(first))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
+            what = f"{title}: {error}" if title else error
+            raise GraphDataError(f"{place_of(first, row) or f'row {row}'}: {what}") from None
+
+    shape = first.shape if row_shape is None else (len(first), *row_shape)
+    return Rows(read, shape, np.dtype(dtype), arrays, partial(place_of, first))
+
+
+def named_rows(values: RowArray, name: str) -> Rows:
+    """Return the rows of an array that was read from a file, which messages name."""
+    return Rows(values.__getitem__, values.shape, values.dtype, [values], f"{name}, row {{}}".format)
+
+
+def reordered(values: RowArray, order: I64) -> Rows:
+    """Return rows of an array in another order: ``order`` (int64[n]) has the row of ``values`` at each position."""
+    shape = (len(order), *values.shape[1:])
+    sources = values, order
+    return Rows(
+        lambda rows: values[order[rows]], shape, values.dtype, sources, lambda row: place_of(values, int(order[row]))
+    )
 
 
 def side_by_side(columns: Sequence[RowArray]) -> RowArray:
@@ -157,7 +159,7 @@ def side_by_side(columns: Sequence[RowArray]) -> RowArray:
         return columns[0]
     dtype = np.result_type(*(column.dtype for column in columns))
     shape = (len(columns),)
-    return MadeRows(lambda *rows: np.stack(rows, 1).astype(dtype, copy=False), dtype, *columns, row_shape=shape)
+    return made_rows(lambda *rows: np.stack(rows, 1).astype(dtype, copy=False), dtype, *columns, row_shape=shape)
 
 
 def as_mask(mask: RowArray) -> RowArray:
@@ -173,21 +175,20 @@ def as_mask(mask: RowArray) -> RowArray:
             raise RowError(int(wrong[0][0]), f"a mask has {rows[tuple(wrong[0])]}, which is neither 0 nor 1")
         return np.asarray(rows != 0)
 
-    return mask if mask.dtype == np.bool_ else MadeRows(is_set, np.bool_, mask)
+    return mask if mask.dtype == np.bool_ else made_rows(is_set, np.bool_, mask)
 
 
 def as_floats(rows: RowArray) -> RowArray:
     """Return rows of float32 or float16 as they are, and others as float32, cast when they are read.
 
-    Raises GraphDataError: they are no real numbers.
+    Raises GraphDataError: they are no real numbers; when they are read, one is too large, or an integer that would be
+    rounded.
     """
     _check_real("features", rows)
-    return rows if rows.dtype in (np.float32, np.float16) else MadeRows(as_float32, np.float32, rows)
-
-
-def as_float32(rows: Array) -> Array:
-    """Return numbers as float32. Raises RowError: one is too large, or an integer would be rounded."""
-    return as_dtype(rows, np.dtype(np.float32), exact=rows.dtype.kind in "iu")
+    if rows.dtype in (np.float32, np.float16):
+        return rows
+    cast = partial(as_dtype, dtype=np.dtype(np.float32), exact=rows.dtype.kind in "iu")
+    return made_rows(cast, np.float32, rows)
 
 
 def as_dtype(rows: Array, dtype: np.dtype[Any], exact: bool = False) -> Array:
@@ -212,7 +213,7 @@ def as_labels(label: RowArray) -> RowArray:
     Raises GraphDataError: they are no real numbers; when they are read, one is no integer that fits int64.
     """
     _check_real("labels", label)
-    return label if label.dtype == np.int64 else MadeRows(as_int64, np.int64, label)
+    return label if label.dtype == np.int64 else made_rows(as_int64, np.int64, label)
 
 
 def _check_real(what: str, rows: RowArray) -> None:
@@ -242,9 +243,8 @@ def largest(ids: RowArray) -> int:
 
 def place_of(array: object, row: int) -> str:
     """Return the file and row that a row of an array was read from, as words; "" if it is not known."""
-    place = getattr(array, "place", None)
-    if place is not None:
-        return str(place(row))
+    if isinstance(array, Rows):
+        return array.place(row)
     file_name = getattr(array, "filename", None)  # of memory maps
     return "" if file_name is None else f"{file_name}, row {row}"
 
@@ -290,77 +290,38 @@ def mapping_of(array: Array) -> mmap.mmap | None:
     return base
 
 
-class Concatenated(FileRows):
-    """Arrays, at least one, one after another as one.
-
-    Raises:
-        GraphDataError: dtypes, or dimensions except the first, differ; names the file where it is known.
-    """
-
-    def __init__(self, sources: Sequence[RowArray]) -> None:
-        first = sources[0]
-        for source in sources:
-            if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
-                rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
-                raise GraphDataError(f"{origin_of(source, 0)}rows are {rows}, in the chunks before {before}")
-        offsets = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
-        super().__init__(self._joined, (int(offsets[-1]), *first.shape[1:]), first.dtype, offsets)
-        self.sources = tuple(sources)
-
-    def _joined(self, begin: int, end: int) -> Array:
-        copied = np.empty((end - begin, *self.shape[1:]), self.dtype)
-        at = 0
-        for chunk, first, last in overlaps(self._bounds, begin, end):
-            copied[at : at + last - first] = self.sources[chunk][first:last]
-            at += last - first
-        return copied
-
-    def _of_block(self, block: int, rows: I64) -> Array:
-        return np.asarray(self.sources[block][rows - self._bounds[block]])
-
-    def place(self, row: int) -> str:
-        """File and row of a row, counted in its own chunk."""
-        chunk = int(np.searchsorted(self._bounds, row, side="right")) - 1
-        return place_of(self.sources[chunk], row - int(self._bounds[chunk]))
-
-
-class NamedRows(MadeRows):
-    """Rows of an array that was read from a file, which messages name."""
-
-    def __init__(self, values: RowArray, name: str) -> None:
-        super().__init__(lambda rows: rows, values.dtype, values)
-        self._name = name
-
-    def place(self, row: int) -> str:
-        """File and row."""
-        return f"{self._name}, row {row}"
-
-
-class Reordered(DerivedRows):
-    """Rows of an array in another order: ``order`` (int64[n]) has the row of ``values`` at each position."""
-
-    def __init__(self, values: RowArray, order: I64) -> None:
-        super().__init__((values, order), (len(order), *values.shape[1:]), values.dtype)
-        self._values = values
-        self._order = order
-
-    def __getitem__(self, rows: Any) -> Array:
-        return np.asarray(self._values[self._order[rows]])
-
-    def place(self, row: int) -> str:
-        """File and row."""
-        return place_of(self._values, int(self._order[row]))
-
-
 def concatenated(sources: Sequence[RowArray]) -> RowArray:
     """Return arrays, at least one, one after another as one; integers of several dtypes become int64.
 
     Few rows of many arrays in memory are copied, since an access to thousands of arrays takes longer.
+
+    Raises:
+        GraphDataError: dtypes, or dimensions except the first, differ; names the file where it is known.
     """
     if len(sources) == 1:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
-        sources = [MadeRows(as_int64, np.int64, source) for source in sources]
+        sources = [made_rows(as_int64, np.int64, source) for source in sources]
+    first = sources[0]
+    for source in sources:
+        if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
+            rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
+            raise GraphDataError(f"{origin_of(source, 0)}rows are {rows}, in the chunks before {before}")
+    bounds = np.append(0, np.cumsum([*map(len, sources)])).astype(np.int64)
+    none = np.empty((0, *first.shape[1:]), first.dtype)
+
+    def read(begin: int, end: int) -> Array:
+        return np.concatenate([none, *(sources[chunk][low:high] for chunk, low, high in overlaps(bounds, begin, end))])
+
+    def of_chunk(chunk: int, rows: I64) -> Array:
+        return sources[chunk][rows - bounds[chunk]]
+
+    def place(row: int) -> str:
+        chunk = int(np.searchsorted(bounds, row, side="right")) - 1
+        return place_of(sources[chunk], row - int(bounds[chunk]))
+
+    shape = int(bounds[-1]), *first.shape[1:]
+    joined = rows_in_blocks(read, shape, first.dtype, bounds, place, of_chunk, sources)
     plain = [source for source in sources if type(source) is np.ndarray]
     is_small = len(plain) == len(sources) > _FEW and sum(array.nbytes for array in plain) <= _BYTES_COPIED
-    return Concatenated(sources)[:] if is_small else Concatenated(sources)
+    return joined[:] if is_small else joined

@@ -10,7 +10,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name
-from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated, origin_of, release
+from mpigraph.partition.row_arrays import RowArray, concatenated, made_rows, origin_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
 from mpigraph.storage.narrow import rounded
 from mpigraph.storage.part_config import FeatureInfo, Features as Infos, SharedFeature, features_in_common
@@ -46,7 +46,7 @@ class Feature(NamedTuple):
         if name == "bool" and isinstance(values, np.ndarray):
             values = values.view(stored)
         elif values.dtype != stored:  # in other byte orders, too
-            values = MadeRows(lambda rows: rows.astype(stored), stored, values)
+            values = made_rows(lambda rows: rows.astype(stored), stored, values)
         return cls(values, name)
 
 
@@ -95,8 +95,6 @@ class GraphSource:
         for ntype, count in zip(self.schema.ntypes, self.num_nodes, strict=True):
             if count < 0:
                 raise GraphDataError(f"node type {ntype!r} has {count} nodes")
-        if sum(self.num_nodes) >= 2**63:
-            raise GraphDataError(f"{sum(self.num_nodes)} nodes are more than int64 can count")
         for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):
             if src.ndim != 1 or src.shape != dst.shape or src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
                 got = f"{src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)}"
@@ -111,10 +109,6 @@ class GraphSource:
             rows, shape = counts[kind, owner], list(feature.values.shape)
             if shape[:1] != [rows]:
                 raise GraphDataError(f"{kind} feature {name!r} of {owner!r} must have {rows} rows (got shape {shape})")
-
-    def num_edges(self, relation_id: int = 0) -> int:
-        """Return the number of edges of a relation."""
-        return len(self.edges[relation_id][0])
 
     @cached_property
     def shared(self) -> tuple[int, ...]:
@@ -233,11 +227,9 @@ def edge_chunks(
             places = np.repeat(places, np.diff(bounds[low : high + 2].clip(first, last)))
         ends = (np.array(ids[first:last], dtype=np.int64) for ids in (src, dst))
         yield EdgeChunk(first, places, *ends)
-        if number % _CHUNKS_MAPPED == 0:
+        if number % _CHUNKS_MAPPED == 0 or begin + size * ranks >= len(src):
             release(src)
             release(dst)
-    release(src)
-    release(dst)
 
 
 def feature_infos(source: GraphSource) -> tuple[Infos, Infos]:
@@ -256,23 +248,16 @@ def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSou
     A number that does not fit raises a GraphDataError then, which names feature and row. ``infos``, of node and edge
     features, have the dtypes in which they are to be stored (``storage/narrow.py``).
     """
-
-    def narrower(title: str, feature: Feature, narrow: str) -> Feature:
-        if feature.narrow == narrow:
-            return feature
-        rows = MadeRows(partial(rounded, dtype=narrow), storage_dtype(narrow), feature.values, title=title)
-        return Feature(rows, feature.dtype, narrow)
-
-    def of_all(kind: str, features: Features, infos: Infos) -> Features:
-        return {
-            owner: {
-                name: narrower(f"{kind} feature {name!r} of {owner!r}", feature, infos[owner][name].narrow)
-                for name, feature in table.items()
-            }
-            for owner, table in features.items()
-        }
-
-    nodes, edges = of_all("node", source.node_feats, infos[0]), of_all("edge", source.edge_feats, infos[1])
+    nodes, edges = (
+        {owner: dict(table) for owner, table in tables.items()} for tables in (source.node_feats, source.edge_feats)
+    )
+    for kind, owner, name, feature in source.features():
+        tables, stored = (nodes, infos[0]) if kind == "node" else (edges, infos[1])
+        narrow = stored[owner][name].narrow
+        if feature.narrow != narrow:
+            title = f"{kind} feature {name!r} of {owner!r}"
+            rows = made_rows(partial(rounded, dtype=narrow), storage_dtype(narrow), feature.values, title=title)
+            tables[owner][name] = Feature(rows, feature.dtype, narrow)
     return replace(source, node_feats=nodes, edge_feats=edges)
 
 

@@ -95,7 +95,7 @@ def check_memory(result: dict[str, Any]) -> None:
 @pytest.mark.parametrize("hosts", [1, 2, 4, 8])
 def test_memory_is_what_hosts_allocate(hosts: int, tmp_path: Path) -> None:
     """But for the edges where hosts share a part, which are taken to be evenly divided."""
-    path = partition_source(oracle_source(40_001), "g", 4, tmp_path, "random").config_path
+    path = partition_source(oracle_source(40_001), "g", 4, tmp_path, "random").path
     config = PartConfig.read(str(path))
     memory = _memory(config)
     total = sum(of[memory["hosts"].index(hosts)] for _, of in memory["tensors"])
@@ -189,7 +189,7 @@ def test_letters_that_the_terminal_lacks(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_names_do_not_move_the_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = partition_source(odd_source(), "g", 1, tmp_path, "random").config_path
+    path = partition_source(odd_source(), "g", 1, tmp_path, "random").path
     assert main(["info", str(path)]) == 0
     printed = capsys.readouterr().out
     assert printed.isprintable() or all(line.isprintable() for line in printed.splitlines()), printed

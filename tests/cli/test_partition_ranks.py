@@ -123,7 +123,7 @@ elif stage == "write parts":
 elif stage == "verify parts":
     kill(pipeline, "verify", stage)
 elif stage == "write configuration":
-    kill(pipeline._Run, "write_config", "write parts", rank=0)
+    kill(pipeline.PartConfig, "write", "write parts", rank=0)
 elif stage == "clean up":
     kill(output_folder.Path, "unlink", "write parts", done=1, rank=0)
 sys.exit(main(sys.argv[2:]))

@@ -58,7 +58,7 @@ def write(folder: Path, dtype: torch.dtype, written: bool, bad: float = 0) -> st
     if bad:
         feat[71, 5] = bad
     nodes = {"feat": feat, "one": feat[:, 3].copy(), "none": feat[:, :0]}
-    count = source.num_edges()
+    count = source.edge_counts[0]
     edges = {"wide": wide_rows(count), "id": np.arange(count)}
     feats = (
         {kind: old[kind] | {name: Feature.of(rows) for name, rows in new.items()}}

@@ -376,7 +376,7 @@ def test_networkx(tmp_path):
 def exported(tmp_path):
     """A folder with ``exported``, of a partitioned graph of two types, and the graph."""
     source = typed_source({"a": 5, "b": 4}, {("a", "to", "b"): 9, ("b", "on", "b"): 6})
-    path = partition_source(source, "g", 2, tmp_path / "in", "random").config_path
+    path = partition_source(source, "g", 2, tmp_path / "in", "random").path
     assert main(["export", str(path), "-o", str(tmp_path / "exported")]) == 0
     return tmp_path, graph_of(tmp_path / "exported")
 

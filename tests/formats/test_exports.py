@@ -39,7 +39,7 @@ def plain() -> GraphSource:
 
 
 def cut(source: GraphSource, folder: Path) -> Path:
-    return partition_source(source, "g", 3, folder, "random", seed=4).config_path
+    return partition_source(source, "g", 3, folder, "random", seed=4).path
 
 
 def contents(source: GraphSource) -> dict[str, list[object]]:

@@ -45,7 +45,7 @@ def check(graph: HeteroGraph) -> None:
 
 
 def test_of_parts_of_this_library(tmp_path):
-    path = partition_source(source(), "g", 2, tmp_path / "g", "random").config_path
+    path = partition_source(source(), "g", 2, tmp_path / "g", "random").path
     check(as_graph(path))
     assert NID in as_graph(path).nodes["paper"].data
 

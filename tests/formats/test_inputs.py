@@ -16,7 +16,7 @@ from mpigraph.formats.input_files import mapped_npy, mapped_npz
 from mpigraph.formats.layout import add_reverse_edges
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.row_arrays import Concatenated, concatenated, place_of
+from mpigraph.partition.row_arrays import concatenated, place_of
 
 RNG = np.random.default_rng(0)
 SMALL = 1000  # bytes that an index of a file may take
@@ -27,13 +27,13 @@ def test_chunks_are_one_array(tmp_path):
     for number, (begin, end) in enumerate([(0, 5), (5, 5), (5, 6), (6, 12)]):
         np.save(tmp_path / f"{number}.npy", whole[begin:end])
     chunks = [mapped_npy(tmp_path / f"{number}.npy") for number in range(4)]
-    joined = Concatenated(chunks)
+    joined = concatenated(chunks)
     assert joined.shape == (12, 3) and joined.dtype == whole.dtype and len(joined) == 12
     for chosen in (*(slice(begin, begin + 6) for begin in range(13)), slice(0, 12, 5), np.array([11, 0, 5, 5, 4])):
         assert np.array_equal(joined[chosen], whole[chosen])
     assert place_of(joined, 7) == f"{tmp_path}/3.npy, row 1" and place_of(joined, 4) == f"{tmp_path}/0.npy, row 4"
     with pytest.raises(GraphDataError, match=r"0.npy, row 0: rows are int64\[3\], in the chunks before int64\[\]"):
-        Concatenated([np.arange(3), chunks[0]])
+        concatenated([np.arange(3), chunks[0]])
     mixed = concatenated([np.arange(3, dtype=np.int32), np.arange(2)])
     assert mixed.dtype == np.int64 and mixed[:].tolist() == [0, 1, 2, 0, 1]
 

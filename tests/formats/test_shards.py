@@ -45,7 +45,7 @@ def parts() -> Iterator[Path]:
     """The graph in three parts, with many small segments in each dataset."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_format, "_SEGMENT_BYTES", SEGMENT)
-        path = partition_source(SOURCE, TYPED, 3, folder, "random", seed=5).config_path
+        path = partition_source(SOURCE, TYPED, 3, folder, "random", seed=5).path
         patch.undo()
         yield path
 
@@ -101,7 +101,7 @@ def check_is_the_graph(path: Path) -> None:
 @pytest.mark.parametrize("num_parts", [2, pytest.param(4, marks=pytest.mark.study)])
 def test_a_graph_that_is_cut_again_is_the_graph(parts: Path, tmp_path: Path, num_parts: int, method: str) -> None:
     """Nodes, edges and features by original ids are those of the source, and so those of cutting it directly."""
-    again = partition_source(read_source(parts), "again", num_parts, tmp_path, method, seed=1).config_path
+    again = partition_source(read_source(parts), "again", num_parts, tmp_path, method, seed=1).path
     check_is_the_graph(again)
     assert PartConfig.read(again).num_parts == num_parts
 

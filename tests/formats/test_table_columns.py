@@ -297,7 +297,7 @@ def test_no_edges(tmp_path):
     for edges in (lines("src,dst,weight"), {"src": pa.array([], pa.int64()), "dst": pa.array([], pa.int64())}):
         assert read(tmp_path, edges).num_nodes == (0,)
         source = read(tmp_path, edges, num_nodes=4)
-        assert source.num_edges() == 0 and source.num_nodes == (4,)
+        assert source.edge_counts[0] == 0 and source.num_nodes == (4,)
         for file in (tmp_path / "in").iterdir():
             file.unlink()
 

@@ -25,7 +25,7 @@ from mpigraph.partition.assigning import Workload
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.row_arrays import MadeRows, reads_blocks
+from mpigraph.partition.row_arrays import made_rows, reads_blocks
 from mpigraph.partition.shuffle import carried_bytes
 from mpigraph.partition.source import Feature, Features, GraphSource
 from mpigraph.partition.spill import Scratch
@@ -183,8 +183,8 @@ def test_the_forecast_counts_what_is_carried() -> None:
     graph = in_blocks(hub(200, 3000), [])
     assert carried_bytes(graph) == 200 * (16 + 8 + 12 + 1) + 3000 * (16 + 8 + 80 + 8)
     assert carried_bytes(hub(200, 3000)) == 0
-    assert not reads_blocks(MadeRows(abs, "f4", np.zeros(3)))
-    assert reads_blocks(MadeRows(abs, "f4", np.zeros(3), Blocks(np.zeros(3))))
+    assert not reads_blocks(made_rows(abs, "f4", np.zeros(3)))
+    assert reads_blocks(made_rows(abs, "f4", np.zeros(3), Blocks(np.zeros(3))))
     work = Workload(10**6, 10**7, 4, "random")
     plain, carrying = forecast(work, 2), forecast(work._replace(carried=10**10), 2)
     assert carrying.scratch == plain.scratch + 10**10 // 2 and carrying.memory > plain.memory

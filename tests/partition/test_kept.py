@@ -16,10 +16,11 @@ from mpigraph.errors import StorageError
 from mpigraph.partition import output_folder, pipeline
 from mpigraph.partition.part_writer import PartWriter
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.row_arrays import MadeRows
+from mpigraph.partition.row_arrays import made_rows
 from mpigraph.partition.shuffle import Shuffle
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import temporary_name
+from mpigraph.storage.shard import ShardWriter
 
 COUNTS = {"author": 40, "paper": 90}
 EDGES = {("author", "writes", "paper"): 200, ("paper", "cites", "paper"): 300}
@@ -35,8 +36,8 @@ class Killed(NamedTuple):
     expected: Path
 
     def cut(self, source: GraphSource | None = None, **options: object) -> None:
-        arguments: dict[str, object] = {"part_method": "random", "resume": True} | options
-        partition_source(source or self.source, "g", PARTS, self.out, **arguments)
+        arguments: dict[str, object] = {"num_parts": PARTS, "part_method": "random", "resume": True} | options
+        partition_source(source or self.source, "g", out_path=self.out, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, w
 
     def counting(feature: Feature) -> Feature:
         ids = Feature.of(np.arange(len(feature.values)))
-        rows = MadeRows(lambda rows, chosen: read.append(chosen) or rows, ids.values.dtype, feature.values, ids.values)
+        rows = made_rows(lambda rows, chosen: read.append(chosen) or rows, ids.values.dtype, feature.values, ids.values)
         return Feature(rows, feature.dtype)
 
     came = []
@@ -119,6 +120,24 @@ def test_a_part_that_does_not_verify_is_written_again(killed: Killed, written, c
     assert caplog.messages[1].startswith(f"part 1 is written again: {path}: ") and len(caplog.messages) == 3
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(b""),
+        lambda path: damaged.flip(path, "parts"),
+        lambda path: ShardWriter(path, "g", 0, "of another run").close(),
+    ],
+)
+def test_a_damaged_assignment_is_ignored(killed: Killed, written, caplog, damage) -> None:
+    (kept,) = killed.out.glob("*.assignment.h5")
+    damage(kept)
+    killed.cut()
+    check_equal(killed.expected, killed.out)
+    assert written == [0, 1, 2, 3]
+    assert caplog.messages[0].startswith(f"the assignment of an interrupted run is ignored: {kept}: ")
+
+
 def flip(path: Path) -> None:
     """Change a byte of the rows in a file."""
     with h5py.File(path) as file:
@@ -139,6 +158,10 @@ def other_papers(source: GraphSource, **changes: Feature) -> GraphSource:
     "change, options, line",
     [
         (lambda source: source, {"seed": 1}, OTHERS),
+        (lambda source: source, {"num_parts": 2}, OTHERS),
+        (lambda source: source, {"objtype": "vol"}, OTHERS),
+        (lambda source: source, {"balance_edges": True}, OTHERS),
+        (lambda source: source, {"balance_classes": {"paper": np.arange(90) % 2}}, OTHERS),
         (lambda source: typed_source(COUNTS, EDGES, seed=1), {}, OTHERS),
         (lambda source: other_papers(source, id=Feature.of(np.arange(90)[::-1].copy())), {}, NO_PART),
         (lambda source: other_papers(source, new=Feature.of(np.arange(90))), {}, NO_PART),
@@ -147,11 +170,12 @@ def other_papers(source: GraphSource, **changes: Feature) -> GraphSource:
 )
 def test_nothing_is_taken_up_from_another_run(killed: Killed, written, caplog, tmp_path, change, options, line) -> None:
     source = change(killed.source)
-    partition_source(source, "g", PARTS, tmp_path / "other", "random", **options)
+    options = {"num_parts": PARTS} | options
+    partition_source(source, "g", out_path=tmp_path / "other", part_method="random", **options)
     del written[:]
     killed.cut(source, **options)
     check_equal(tmp_path / "other", killed.out)
-    assert written == [0, 1, 2, 3]
+    assert written == [*range(options["num_parts"])]
     assert caplog.messages[-1] == line.format(killed.out)
 
 
@@ -189,21 +213,7 @@ def test_a_finished_graph_gets_new_features(
     cut(new, "out")
     check_equal(tmp_path / "wanted", tmp_path / "out")
     assert at != "the end" or caplog.messages[-1] == OTHERS.format(tmp_path / "out")
-
-
-def test_parts_of_a_given_assignment_are_taken_up(tmp_path: Path, monkeypatch, written, caplog) -> None:
-    source = typed_source(COUNTS, EDGES)
-    assignment = np.arange(sum(source.num_nodes)) % 3
-
-    def cut(folder: Path) -> None:
-        partition_source(source, "g", 3, folder, "given", assignment=assignment, resume=True)
-
-    cut(tmp_path / "wanted")
-    interrupt(monkeypatch, 1, lambda: cut(tmp_path / "out"))
-    del written[:]
-    cut(tmp_path / "out")
-    check_equal(tmp_path / "wanted", tmp_path / "out")
-    assert written == [1, 2] and caplog.messages[-1] == "1 of 3 parts are complete, and are not written again"
+    assert at != "a part" or caplog.messages[-1] == "2 of 4 parts are complete, and are not written again"
 
 
 def test_a_disk_that_the_complete_parts_have_filled_is_no_error(killed: Killed, monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import damaged
 import numpy as np
 import pymetis
 import pytest
@@ -12,13 +11,11 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
-from mpigraph.partition.assign import METHODS
 from mpigraph.partition.assigning import Task, balance_criteria
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardWriter
 
 
 def homogeneous(num_nodes, src, dst):
@@ -78,7 +75,7 @@ def test_round_trip(tmp_path, method, name, num_parts):
     assert set(balance) == {title for title, count in counts.items() if count}
     for title, heaviest in balance.items():
         assert heaviest <= max(1.05, num_parts * -(-counts[title] // num_parts) / counts[title]) + 1e-4
-    config = PartConfig.read(result.config_path)
+    config = PartConfig.read(result.path)
     if name == "power law":
         assert config.node_features["_N"]["half"].dtype == "bfloat16"
     elif name == "no relations":
@@ -165,57 +162,7 @@ def test_every_seed_that_is_allowed_works(tmp_path, seed):
         check_round_trip(source, partition_source(source, "g", 3, tmp_path / method, method, seed=seed), 3)
 
 
-@pytest.fixture
-def interrupted(tmp_path, monkeypatch):
-    """A graph, and a folder in which a run for 3 parts ended while it wrote shards."""
-    source = homogeneous(300, *power_law(300, 3000))
-    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(pipeline.PartWriter, "write", lambda writer, part: 1 / 0)
-        partition_source(source, "g", 3, tmp_path / "out", seed=4)
-    assert not (tmp_path / "out" / "g.json").exists()
-    again = METHODS["metis"]._replace(assign=lambda task: pytest.fail("METIS ran again"))
-    monkeypatch.setitem(METHODS, "metis", again)
-    return source, tmp_path / "out"
-
-
-def test_no_other_run_takes_what_metis_found(interrupted):
-    source, out = interrupted
-    fewer = homogeneous(300, *(ends[:-1] for ends in source.edges[0]))
-    for graph, num_parts, options in (
-        (source, 3, {"seed": 5}),
-        (source, 2, {"seed": 4}),
-        (source, 3, {"seed": 4, "objtype": "vol"}),
-        (source, 3, {"seed": 4, "balance_edges": True}),
-        (source, 3, {"seed": 4, "balance_classes": {"_N": np.arange(300) % 2}}),
-        (fewer, 3, {"seed": 4}),
-    ):
-        with pytest.raises(pytest.fail.Exception, match="METIS ran again"):
-            partition_source(graph, "g", num_parts, out, **options)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
-        lambda path: path.write_bytes(b""),
-        lambda path: damaged.flip(path, "parts"),
-        lambda path: ShardWriter(path, "g", 0, "of another run").close(),
-    ],
-)
-def test_a_damaged_result_of_metis_is_ignored(interrupted, caplog, damage):
-    source, out = interrupted
-    (kept,) = out.glob("*.assignment.h5")
-    damage(kept)
-    with pytest.raises(pytest.fail.Exception, match="METIS ran again"):
-        partition_source(source, "g", 3, out, seed=4)
-    (line,) = caplog.messages
-    assert line.startswith(f"the assignment of an interrupted run is ignored: {kept}: ")
-
-
 def test_bad_input_is_named(tmp_path):
-    source = homogeneous(4, [0, 1, 2], [1, 2, 4])
-    with pytest.raises(GraphDataError, match=r"edge 2 of \('_N', '_E', '_N'\) has destination 4, .* 4 nodes"):
-        partition_source(source, "g", 2, tmp_path)
     good = homogeneous(4, [0, 1, 2], [1, 2, 3])
     with pytest.raises(InvalidArgumentError, match="objtype"):
         partition_source(good, "g", 2, tmp_path, objtype="both")
@@ -244,8 +191,6 @@ def test_every_type_and_class_is_balanced(tmp_path, num_parts, method):
     names = {"nodes paper class 0", "nodes paper class 1", "nodes topic class 0", "nodes topic class 1"}
     assert set(result.report["balance"]) == names | {"nodes author", "nodes institution", "edges"}
     assert max(result.report["balance"].values()) < 1.1
-    with pytest.raises(GraphDataError, match="balance classes of 'paper' must be 600 numbers"):
-        partition_source(source, "r", 2, tmp_path, method, balance_classes={"paper": np.zeros(3)})
 
 
 @pytest.mark.slow

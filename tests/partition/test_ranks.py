@@ -159,7 +159,7 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
     with shared_folder(comm) as folder:
         for name, other in rest.items():
             own = {name: other} if comm.rank == last else {}
-            with pytest.raises(CollectiveError, match=r"these differ:\n  (graph_name|the method): .*; .* on rank"):
+            with pytest.raises(CollectiveError, match=r"these differ:\n  (graph_name|the options): .*; .* on rank"):
                 cut(folder, skewed(50, 200), **own)
         for name, graph in graphs.items():
             with pytest.raises(CollectiveError, match=f"\n  {name.strip()} .*; .* on rank {last}"):

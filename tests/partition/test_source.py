@@ -58,7 +58,7 @@ def test_files_hold_rounded_rows_on_any_number_of_ranks(comm: MPI.Intracomm, dty
     with shared_folder(comm) as folder:
         partition_source(source, "g", 4, folder / "found", "random", exchange=MPIExchange(comm), feat_dtype=dtype)
         if comm.rank == 0:
-            path = partition_source(source, "g", 4, folder / "one", "random", feat_dtype=dtype).config_path
+            path = partition_source(source, "g", 4, folder / "one", "random", feat_dtype=dtype).path
             check_equal(folder / "one", folder / "found")
             check_features(path, getattr(torch, dtype), getattr(torch, dtype))
             config = PartConfig.read(path)
@@ -70,9 +70,9 @@ def test_files_hold_rounded_rows_on_any_number_of_ranks(comm: MPI.Intracomm, dty
 def test_parts_with_other_features_are_refused(tmp_path: Path) -> None:
     """Topology and assignment are the same; so is the identity, by which checkpoints know a graph."""
     source = graph()
-    path = partition_source(source, "g", 2, tmp_path / "a", "random").config_path
+    path = partition_source(source, "g", 2, tmp_path / "a", "random").path
     source.node_feats["_N"]["feat"] = Feature.of(FEAT * 2)
-    other = partition_source(source, "g", 2, tmp_path / "b", "random").config_path
+    other = partition_source(source, "g", 2, tmp_path / "b", "random").path
     assert PartConfig.read(path).identity == PartConfig.read(other).identity
     shutil.copy(tmp_path / "b/part1/node_feat.h5", tmp_path / "a/part1/node_feat.h5")
     with pytest.raises(ShardFormatError, match=r"part1/node_feat.h5: belongs to another partitioning"):
@@ -99,10 +99,10 @@ def test_an_error_is_the_same_on_every_rank(comm: MPI.Intracomm) -> None:
 
 
 def test_what_is_cut_again_stays_in_16_bits(tmp_path: Path) -> None:
-    first = partition_source(graph(), "g", 3, tmp_path / "a", "random", feat_dtype={"feat": "bfloat16"}).config_path
-    second = partition_source(read_source(first), "g", 4, tmp_path / "b", "random", feat_dtype="float16").config_path
+    first = partition_source(graph(), "g", 3, tmp_path / "a", "random", feat_dtype={"feat": "bfloat16"}).path
+    second = partition_source(read_source(first), "g", 4, tmp_path / "b", "random", feat_dtype="float16").path
     check_features(second, torch.bfloat16, torch.bfloat16)
-    third = partition_source(read_source(first), "g", 2, tmp_path / "c", "metis").config_path
+    third = partition_source(read_source(first), "g", 2, tmp_path / "c", "metis").path
     check_features(third, torch.bfloat16, torch.bfloat16)
     with pytest.raises(InvalidArgumentError, match="is stored as bfloat16"):
         partition_source(read_source(first), "g", 2, tmp_path / "d", "random", feat_dtype={"feat": "float16"})

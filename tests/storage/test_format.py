@@ -20,7 +20,7 @@ RELATIONS = list(odd_source().schema.relations)
 
 
 def write_odd(directory: Path) -> str:
-    return str(partition_source(odd_source(), "odd", 3, directory, "random").config_path)
+    return str(partition_source(odd_source(), "odd", 3, directory, "random").path)
 
 
 def test_names_of_datasets_differ():
@@ -95,6 +95,6 @@ def test_features_of_a_part_have_their_own_names(tmp_path: Path) -> None:
     assert "/m/0:/people/person/place_of_birth:a~3Ab/a:b:c" in edges and all(len(key.split(":")) > 2 for key in edges)
     schema = Schema(("a", "a/b"), ())
     feats = {"a": {"b/x": Feature.of(np.zeros(2))}, "a/b": {"x": Feature.of(np.ones(2))}}
-    path = str(partition_source(GraphSource(schema, (2, 2), (), feats), "g", 1, tmp_path / "two", "random").config_path)
+    path = str(partition_source(GraphSource(schema, (2, 2), (), feats), "g", 1, tmp_path / "two", "random").path)
     nodes, _ = dist.load_partition_feats(path, 0)
     assert {name: rows.tolist() for name, rows in (nodes or {}).items()} == {"a/b/x": [0, 0], "a~2Fb/x": [1, 1]}

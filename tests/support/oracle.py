@@ -80,7 +80,7 @@ def partitioned(
     """Partition a graph; return the path of its configuration. "given" cuts each type into ranges: ids stay."""
     if part_method == "given":
         options["assignment"] = np.concatenate([np.arange(n) * num_parts // n for n in source.num_nodes])
-    return str(partition_source(source, name, num_parts, directory, part_method, **options).config_path)
+    return str(partition_source(source, name, num_parts, directory, part_method, **options).path)
 
 
 def write_oracle(

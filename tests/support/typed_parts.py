@@ -15,7 +15,6 @@ from oracle import partitioned
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.pipeline import PartitionResult
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.part_config import PartConfig
@@ -76,16 +75,16 @@ def check_equal(expected: Path, actual: Path) -> None:
     assert filecmp.cmpfiles(expected, actual, files, shallow=False) == (files, [], [])
 
 
-def original_ids(result: PartitionResult) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def original_ids(result: PartConfig) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """By node type and by relation, the original id of each new one."""
-    source = read_partition(result.config_path)
+    source = read_partition(result.path)
     return [ids[:] for ids in source.node_ids or ()], [ids[:] for ids in source.edge_ids or ()]
 
 
-def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: int) -> None:
+def check_round_trip(source: GraphSource, result: PartConfig, num_parts: int) -> None:
     """Every node and edge of the source is found once, where the book says, with its features."""
     node_ids, edge_ids = original_ids(result)
-    config = PartConfig.read(result.config_path)
+    config = PartConfig.read(result.path)
     book, schema = config.book, source.schema
     assert config.num_parts == num_parts
 

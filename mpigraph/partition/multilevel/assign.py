@@ -60,13 +60,12 @@ def assign(task: Task) -> I32:
     task.report(_COARSENED)
     parts = initial_parts(level, num_parts, within, seed)
     give_back()
-    many = np.count_nonzero(totals) >= 3
     for depth in reversed(range(len(ways_back) + 1)):
         task.report(_CUT + (1 - _CUT) / 2 ** (depth + 1))
         if depth < len(ways_back):
             level = ways_back[-1].level
             parts = ways_back.pop().project(parts)
-        parts = refine(level, parts, num_parts, within, seed + depth, depth == 0, bool(many))
+        parts = refine(level, parts, num_parts, within, seed + depth, depth == 0)
     give_back()
     return parts[: len(weights)]
 
@@ -84,7 +83,7 @@ def _memory(work: Workload, ranks: int, mapping: bool) -> tuple[int, int]:
     return max(clustering, coarsest), edges * (28 if mapping else 16)
 
 
-MULTILEVEL = Method(assign, _memory, objectives=("cut",), maps=True, reports=True)
+MULTILEVEL = Method(assign, _memory, objectives=("cut",), reports=True)
 
 
 def _coarsest(task: Task, level: Level, totals: I64) -> tuple[Level, list[Descent]]:
@@ -134,7 +133,7 @@ def initial_parts(level: Level, num_parts: int, within: I64, seed: int) -> I32:
         bounds = np.searchsorted(nodes[:, 0], level.ghosts.bounds)
     result = np.zeros(len(level.keys), np.int32)
     result[:own] = exchange.scatter(parts[:, None], bounds)[:, 0]
-    level.tell(result)
+    level.ghosts.tell(result)
     return result
 
 

@@ -14,6 +14,7 @@ finer one.
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,9 +22,9 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.assigning import Task
+from mpigraph.partition.assigning import ALL_NODES, ONE_BIN, Task
 from mpigraph.partition.exchange import Exchange, Route, owners_of
-from mpigraph.partition.loops import distinct_in_rows
+from mpigraph.partition.loops import distinct_in_rows, tally
 from mpigraph.partition.multilevel import loops
 from mpigraph.partition.multilevel.loops import Graph, Rows, hashes
 from mpigraph.partition.source import edge_chunks, ends_among_nodes
@@ -89,13 +90,6 @@ class Mirror:
         self._told: list[Array] = [np.empty(0, np.int32)] * exchange.size  # own nodes that each rank follows
         self._followed = list(self._told)  # positions of followed nodes, by their owners
 
-    def copy(self) -> "Mirror":
-        """Return a mirror of the same nodes that can follow more."""
-        other = Mirror(self.exchange, self.bounds, self._table, self.num_own)
-        other._told = list(self._told)
-        other._followed = list(self._followed)
-        return other
-
     def owners(self, keys: Array) -> I64:
         """Return int64[n], the ranks that own keys."""
         return owners_of(self.bounds, keys)
@@ -108,11 +102,9 @@ class Mirror:
         """
         route = Route(self.exchange, self.owners(keys))
         asked = self._table.positions(route.there(keys[:, None])[:, 0])
-        for told, begin, end in _runs(route.coming):
-            self._told[told] = np.append(self._told[told], asked[begin:end])
         ordered = positions if route.order is None else positions[route.order]
-        for owner, begin, end in _runs(route.counts):
-            self._followed[owner] = np.append(self._followed[owner], ordered[begin:end])
+        self._told = _appended(self._told, asked, route.coming)  # new lists, so that a copy of a mirror stays as it is
+        self._followed = _appended(self._followed, ordered, route.counts)
         return route.back(values.take(asked, axis=0))
 
     @collective("ranks")
@@ -128,10 +120,18 @@ class Mirror:
         counts = np.array(list(map(len, leaving)), np.int64)
         arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
         del leaving
-        positions = np.empty(len(arrived), np.int32)
-        for owner, begin, end in _runs(coming):
-            positions[begin:end] = self._followed[owner][arrived[begin:end, 0]]
-        return positions, arrived[:, 1:]
+        numbers = np.split(arrived[:, 0], np.cumsum(coming)[:-1])
+        positions = [followed[chosen] for followed, chosen in zip(self._followed, numbers, strict=True)]
+        return np.concatenate(positions), arrived[:, 1:]
+
+    @collective("ranks")
+    def tell(self, values: Array, changed: Mask | None = None) -> None:
+        """Bring the rows of followed nodes in an array of nodes, own ones first, up to date; as :meth:`update`.
+
+        The array is [nodes] or [nodes, columns].
+        """
+        positions, news = self.update(changed, values[: self.num_own])
+        values[positions] = news.reshape(len(news), *values.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,12 +163,6 @@ class Level:
     def exchange(self) -> Exchange:
         """The ranks."""
         return self.ghosts.exchange
-
-    @collective("ranks")
-    def tell(self, values: Array, changed: Mask | None = None) -> None:
-        """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date."""
-        positions, news = self.ghosts.update(changed, values[: self.num_own])
-        values[positions] = news[:, 0]
 
     @classmethod
     @collective("ranks")
@@ -228,12 +222,10 @@ def _changed_rows(nodes: Array, changed: Mask, columns: tuple[Array, ...]) -> Ar
     return np.column_stack([chosen, *(values.take(nodes[chosen], axis=0) for values in columns)])
 
 
-def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
-    """Yield (rank, begin, end) of consecutive runs that are not empty."""
-    ends = np.cumsum(counts)
-    for rank, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
-        if count:
-            yield rank, end - count, end
+def _appended(lists: list[Array], values: Array, counts: I64) -> list[Array]:
+    """Return arrays with the next ``counts`` (int64[arrays]) of the values behind each."""
+    more = np.split(values, np.cumsum(counts)[:-1])
+    return [np.append(of, new) if len(new) else of for of, new in zip(lists, more, strict=True)]
 
 
 @collective("ranks")
@@ -274,11 +266,10 @@ class _Clusters:
         own = level.num_own
         self.table = level.table
         self.labels = np.arange(level.num_nodes, dtype=np.int32)
-        self.mirror = level.ghosts.copy()
+        self.mirror = copy(level.ghosts)
         self.loads = np.zeros((level.num_nodes, len(caps)), np.int32)
         self.loads[:own] = level.weights
-        positions, values = self.mirror.update(None, level.weights)
-        self.loads[positions] = values
+        self.mirror.tell(self.loads)
         self.members = np.ones(own, np.int32)
         self.sums = _sums_of(level.num_nodes)
         self._turns = np.empty(own, np.int8)  # of own nodes, in this iteration
@@ -336,7 +327,8 @@ class _Clusters:
         left = self.table.keys[self.labels[nodes]]
         came = Route(level.exchange, self.mirror.owners(left)).there(np.column_stack([left, level.weights[nodes]]))
         clusters = self.table.positions(came[:, 0])
-        loops.take_away(clusters, came[:, 1:].astype(np.int32), self.loads, self.members)
+        tally(ALL_NODES, clusters, ONE_BIN, -came[:, 1:].astype(np.int32), self.loads[:, None])
+        np.subtract.at(self.members, clusters, 1)
         self._changed[clusters] = True
         self.labels[nodes] = labels
         moved = np.zeros(level.num_own, np.bool_)
@@ -348,8 +340,7 @@ class _Clusters:
         known = len(self.table.keys)
         self.labels[ghosts] = self.table.positions(keys[:, 0])
         self._meet(known)
-        positions, values = self.mirror.update(self._changed, self.loads[: level.num_own])
-        self.loads[positions] = values
+        self.mirror.tell(self.loads, self._changed)
 
     def _meet(self, known: int) -> None:
         """Follow the clusters that this rank has met beyond the first ``known``."""
@@ -418,10 +409,7 @@ class Descent:
         """
         of_cluster = np.full(self.num_clusters, -1, parts.dtype)
         of_cluster[self.leaders] = parts[: len(self.leaders)]
-        told = np.full(self.mirror.num_own, -1, parts.dtype)
-        told[self.leaders] = parts[: len(self.leaders)]
-        positions, values = self.mirror.update(None, told)
-        of_cluster[positions] = values[:, 0]
+        self.mirror.tell(of_cluster)
         return of_cluster[self.labels]
 
 

@@ -150,19 +150,6 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
 
 
 @njit()
-def take_away(clusters: Array, weights: Array, loads: Array, members: Array) -> None:
-    """Take nodes away from clusters.
-
-    clusters: int32[p].  weights: int32[p, criteria].  loads: int32[clusters, criteria] and members: int32[clusters],
-    changed here.
-    """
-    for i in range(len(clusters)):
-        members[clusters[i]] -= 1
-        for c in range(weights.shape[1]):
-            loads[clusters[i], c] -= weights[i, c]
-
-
-@njit()
 def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> None:
     """Cut each run of equal groups into packs that the caps allow.
 
@@ -282,27 +269,21 @@ def confirm_moves(graph: Graph, parts: I32, moves: Moves, salt: np.uint64, out: 
 
 
 @njit()
-def leaving_parts(graph: Graph, parts: I32, loads: I64, limits: I64, caps: I64, salt: np.uint64, moves: Moves) -> None:
+def leaving_parts(graph: Graph, parts: I32, loads: I64, excess: I64, caps: I64, salt: np.uint64, moves: Moves) -> None:
     """Find for each node of an overloaded part another one that can take it: where most of its edges lead, or any.
 
-    A node can help if it has a weight in a criterion that is over its limit (int64[criteria]).  The others are as in
-    :func:`best_parts`.
+    excess: int64[parts, criteria], what is to leave each part: a node can help that has a weight in such a criterion.
+    The others are as in :func:`best_parts`.
     """
     num_parts = len(loads)
     links = Sums(np.zeros(num_parts, np.int64), np.empty(num_parts, np.int32))
-    over = np.zeros(num_parts, np.bool_)
-    for part in range(num_parts):
-        for c in range(len(limits)):
-            if loads[part, c] > limits[c]:
-                over[part] = True
     for u in range(len(graph.rows.indptr) - 1):
         here = parts[u]
         moves.targets[u] = -1
         helps = False
-        if over[here]:
-            for c in range(len(limits)):
-                if graph.weights[u, c] > 0 and loads[here, c] > limits[c]:
-                    helps = True
+        for c in range(len(caps)):
+            if graph.weights[u, c] > 0 and excess[here, c] > 0:
+                helps = True
         if not helps:
             continue
         count = sum_by_group(graph.rows, u, parts, links, 0)

@@ -35,21 +35,20 @@ def violation(loads: I64, limits: I64) -> float:
 
 
 @collective("ranks")
-def refine(level: Level, parts: I32, num_parts: int, limits: I64, seed: int, finest: bool, many: bool = False) -> I32:
+def refine(level: Level, parts: I32, num_parts: int, limits: I64, seed: int, finest: bool) -> I32:
     """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``finest`` level must end in balance.
 
-    With ``many`` criteria parts must not exceed their limits by much.
+    With many criteria parts must not exceed their limits by much.
     """
+    many = np.count_nonzero(limits) >= 3
     refinement = _Refinement(level, parts, num_parts, limits, seed)
     refinement.rebalance(REBALANCING_ROUNDS)
     refinement.iterate(8 if finest else 16, 1 if finest else 3, 1.02 if many else 1.1, keeping=False)
     if many:
-        refinement.back_to_best()
         refinement.iterate(3, 0, 1.0, keeping=True)
-    refinement.back_to_best()
     if finest:
         refinement.rebalance(LAST_ROUNDS)
-        refinement.compare()
+        refinement.look()
         refinement.back_to_best()
     return refinement.parts
 
@@ -79,7 +78,7 @@ class _Refinement:
         self._best_value = (float("inf"), 0)
 
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
-        """Move and rebalance ``iterations`` times; stop early when nothing moves.
+        """Move and rebalance ``iterations`` times, and return to the best state; stop early when nothing moves.
 
         Args:
             iterations: at most.
@@ -90,9 +89,8 @@ class _Refinement:
         idle = 0
         self._locked[:] = False
         for _ in range(iterations):
-            self._look(quarters, keeping)
-            confirmed = self._confirm()
-            nodes = np.flatnonzero(confirmed)
+            self.look(quarters, keeping)
+            nodes = np.flatnonzero(self._confirm())
             quota = np.maximum(np.floor(self._limits * inflow).astype(np.int64) - self._loads, 0)
             nodes = nodes[self._within(nodes, quota)]
             self._locked[:] = False
@@ -103,18 +101,15 @@ class _Refinement:
             idle = idle + 1 if moved == 0 else 0
             if idle == _IDLE:
                 break
-        self.compare()
-
-    def compare(self) -> None:
-        """Keep the present state if it is the best so far."""
-        self._look(0, keeping=False)
+        self.look()
+        self.back_to_best()
 
     def back_to_best(self) -> None:
         """Return to the best state so far."""
         own = self.parts[: self._level.num_own]
         changed = own != self._best
         own[:] = self._best
-        self._level.tell(self.parts, changed)
+        self._level.ghosts.tell(self.parts, changed)
         self._loads = self._best_loads
 
     def rebalance(self, rounds: int) -> None:
@@ -136,8 +131,7 @@ class _Refinement:
                 caps = np.ceil(self._limits * _RELAXED).astype(np.int64)
                 caps[worst] = self._limits[worst]
                 excess[:, np.arange(len(caps)) != worst] = 0
-            limits = np.where(excess.any(axis=0), self._limits, _NO_LIMIT)
-            leaving_parts(self._level.graph, self.parts, self._loads, limits, caps, self._salt(), self._moves)
+            leaving_parts(self._level.graph, self.parts, self._loads, excess, caps, self._salt(), self._moves)
             nodes = np.flatnonzero(self._moves.targets[:own] >= 0)
             ranking = self._by_gain if worst is None else partial(self._by_weight, worst)
             nodes = nodes[self._first(self.parts[nodes], nodes, ranking, excess, enough=True)]
@@ -150,13 +144,13 @@ class _Refinement:
             else:
                 stuck = True
             if violation(self._loads, self._limits) < self._best_value[0] < float("inf"):
-                self.compare()
+                self.look()
 
     def _salt(self) -> np.uint64:
         self._step += 1
         return combine(self._seed, 8, self._step)
 
-    def _look(self, quarters: int, keeping: bool) -> None:
+    def look(self, quarters: int = 0, keeping: bool = False) -> None:
         """Look for the best part of each node; keep the present state if it is the best so far."""
         graph = self._level.graph
         caps = self._limits if keeping else np.full_like(self._limits, _NO_LIMIT)
@@ -187,7 +181,7 @@ class _Refinement:
         self.parts[nodes] = targets[nodes]
         changed = np.zeros(self._level.num_own, np.bool_)
         changed[nodes] = True
-        self._level.tell(self.parts, changed)
+        self._level.ghosts.tell(self.parts, changed)
 
     def _within(self, nodes: I64, quota: I64) -> Mask:
         """Choose the nodes that may move to their targets, the best first: bool[k]."""

@@ -46,7 +46,7 @@ def test_clusters_keep_their_caps_and_become_nodes(comm: MPI.Intracomm) -> None:
     clusters = find_clusters(level, CAPS, 50, seed=1)
     keys = clusters.table.keys[clusters.labels]  # of the clusters of own nodes and ghosts
     told = keys.copy()
-    level.tell(told)
+    level.ghosts.tell(told)
     assert np.array_equal(keys, told)  # ghosts are where their owners say
     counts = np.zeros((NODES, 3), np.int64)
     np.add.at(counts, keys[:own], np.column_stack([np.ones(own, np.int64), level.weights]))
