@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, once, opened, reading
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, named, once, opened, reading
 from mpigraph.formats.layout import (
     Layout,
     ReadOptions,
@@ -121,9 +121,10 @@ class _Raw:
         self._read_folder(self.folder, "edge", DEFAULT_ETYPE)
 
     def read_typed_text(self) -> None:
-        path, names, counts = self._lines("num-node-dict.csv.gz")
+        path, *lines = self._lines("num-node-dict.csv.gz")
         with reading(path):
-            self.counts = once(zip(names, map(int, counts), strict=True))
+            names, counts = lines
+            self.counts = named(names, [*map(int, counts)])
         path, *triples = self._lines("triplet-type-list.csv.gz")
         with reading(path):
             relations = once((relation_of(",".join(its), ",", self.counts, path), None) for its in triples)

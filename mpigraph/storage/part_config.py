@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.errors import InvalidArgumentError, PartitionError, in_words
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation
 from mpigraph.storage.files import NewFile, checksum, open_regular
@@ -241,7 +241,7 @@ class PartConfig:
         try:
             return cls._from_json(path, content)
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # paths are outside the checksum
-            raise PartitionError(f"{damaged}: {error!r}") from error
+            raise PartitionError(f"{damaged}: {in_words(error)}") from error
 
     def _to_json(self) -> dict[str, Any]:
         tables = np.array(self.book.node_offsets), self.book.edge_table

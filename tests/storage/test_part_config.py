@@ -77,12 +77,12 @@ CHANGED = "damaged partition configuration: it was changed after it was written"
     [
         (lambda c: c.pop("ntypes"), CHANGED),
         (lambda c: c.pop("checksum"), CHANGED),
-        (lambda c: c.pop("part-1"), "damaged partition configuration.*KeyError.'part-1'."),
+        (lambda c: c.pop("part-1"), "damaged partition configuration: there is no 'part-1'"),
         (lambda c: c.update(format_version=2), r"format version 2 \(this library reads 6\): partition the graph again"),
         (lambda c: c.update(num_nodes=7), CHANGED),
         (lambda c: c["nodes_of_parts"][0].reverse(), CHANGED),
-        (lambda c: c["part-1"].update(part_graph=7), "damaged partition configuration.*AttributeError"),
-        (lambda c: c.update(report=7), "damaged partition configuration.*TypeError"),
+        (lambda c: c["part-1"].update(part_graph=7), "damaged partition configuration: 'int' object"),
+        (lambda c: c.update(report=7), "damaged partition configuration: 'int' object"),
         (lambda c: c.pop("format"), "not a partition configuration of this library"),
         (
             lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),
