@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar, get_args
+from pathlib import Path
 
 from mpigraph.cli.grammar import GROUPS, STATUSES
 from mpigraph.config import launch, launcher_rank, log_at
@@ -107,7 +108,7 @@ def _meant(word: str, known: Iterable[str]) -> str:
 def _parser_of(name: str) -> _Parser:
     """Return the parser of a command: its options are the fields of its class."""
     cls, _ = COMMANDS[name]
-    parser = _Parser(prog=f"python -m mpigraph {name}", description=cls.__doc__)
+    parser = _Parser(prog=f"{_program()} {name}", description=cls.__doc__)
     sections: dict[str, Any] = {}
     for field in fields(cls):
         more = {"default": None if field.default == () else field.default, **field.metadata}
@@ -133,7 +134,12 @@ def _parser_of(name: str) -> _Parser:
 
 
 def _overview() -> str:
-    lines = ["usage: python -m mpigraph COMMAND [OPTIONS]", "", "Distributed graph learning on MPI."]
+def _program() -> str:
+    """Return the words by which the command was started."""
+    return "mpigraph" if Path(sys.argv[0]).name == "mpigraph" else "python -m mpigraph"
+
+
+    lines = [f"usage: {_program()} COMMAND [OPTIONS]", "", "Distributed graph learning on MPI."]
     for group, classes in GROUPS.items():
         lines += ["", f"{group}:"]
         lines += [f"  {cls.__name__.lower():<12}{(cls.__doc__ or '').splitlines()[0].rstrip('.')}" for cls in classes]
@@ -147,7 +153,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
         return 0
     if name not in COMMANDS:
-        text = f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them"
+        text = f"{name!r} is no command{_meant(name, COMMANDS)}; {_program()} lists them"
         return 2 if _is_silent() else fail("", text)
     parser = _parser_of(name)
     parser.words = words
