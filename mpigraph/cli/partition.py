@@ -157,7 +157,7 @@ def _parts(source: GraphSource, options: Partition) -> tuple[I32 | None, int]:
 
 def _show_result(result: PartitionResult, method: str, left_out: list[str], options: Partition) -> None:
     report, parts = result.report, PartConfig.read(result.config_path).num_parts
-    lines = [f"{result.config_path}: {parts} parts by {method}"]
+    lines = [f"{result.config_path}: {parts} part(s) by {method}"]
     lines += [f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})"]
     lines += [f"largest part / mean, {printable(name)}: {value:.3f}" for name, value in report["balance"].items()]
     if left_out:

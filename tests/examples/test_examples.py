@@ -266,7 +266,7 @@ def test_partition_and_then_train_with_what_launch_sets(tmp_path: Path) -> None:
     start = ["env", *(f"MPIGRAPH_{name}={value}" for name, value in variables.items()), *mpiexec(3), *warm_python()]
     options = "--graph_name example --num_epochs 1 --fan_out 2,2 --eval_fan_out 2 --num_hidden 8".split()
     done = run_job([*start, EXAMPLES / "node_classification.py", *options], clean_environment())
-    assert done.status == 0 and "1 trainers, 2 hosts, 1 nodes" in done.output, done.output
+    assert done.status == 0 and "1 trainer(s), 2 host(s), 1 node(s)" in done.output, done.output
     assert "test accuracy" in done.output and "MLP" not in done.output  # which is for the generated graph
 
 
