@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpigraph.cli.grammar import Copy, HostOptions, Launch
-from mpigraph.cli.main import note, pairs
+from mpigraph.cli.main import note, pairs, put
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.storage.part_config import PartConfig
@@ -96,7 +96,7 @@ def launch(options: Launch) -> int:
     )
     argv = _srun(program, job) if family == "srun" else _mpiexec(family, program, job)
     if options.dry_run:
-        print(shlex.join(argv))
+        put(shlex.join(argv))
     else:
         note(shlex.join(argv))
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the launcher would inherit that
@@ -239,7 +239,7 @@ def copy(options: Copy) -> int:
         commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data, *files])))
         commands += [(site.name, site.send(sources, where)) for where, sources in (*files.items(), *for_all)]
     for name, argv in commands:
-        print(shlex.join(argv), flush=True)
+        put(shlex.join(argv))
         if options.dry_run:
             continue
         status = subprocess.run(argv, check=False).returncode

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from mpigraph.cli.main import QUIET
+from mpigraph.cli.main import QUIET, say
 from mpigraph.collective import collective
 from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
@@ -95,9 +95,7 @@ class ProgressBar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` steps of a stage are over."""
-        if sys.stderr is None:  # closed from the start; print would write to stdout
-            return
-        now, in_terminal = time.monotonic(), sys.stderr.isatty()
+        now, in_terminal = time.monotonic(), sys.stderr is not None and sys.stderr.isatty()
         if stage != self._stage:
             self._stage, self._begin, self._shown = stage, now, -math.inf
         is_late = now - self._shown >= (_SECONDS_IN_TERMINAL if in_terminal else _SECONDS_IN_LOG)
@@ -108,7 +106,7 @@ class ProgressBar:
         form: dict[str, Any] = {"prefix": stage, "unit": "", "unit_scale": total >= _SCALED, "bar_format": _BAR}
         line = tqdm.format_meter(done, total, now - self._begin, columns, **form).rstrip()
         is_over = done >= total or not in_terminal  # else the next line is written over it
-        print(f"\r{line:<{columns}}" if columns else line, end="\n" if is_over else "", file=sys.stderr, flush=True)
+        say(f"\r{line:<{columns}}" if columns else line, end="\n" if is_over else "")
 
 
 def progress_of(exchange: Exchange) -> Progress:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mpigraph.cli.grammar import Examples, Run
-from mpigraph.cli.main import fail
+from mpigraph.cli.main import fail, put
 from mpigraph.compat import dgl
 from mpigraph.errors import InvalidArgumentError
 
@@ -57,7 +57,7 @@ def examples(options: Examples, name: str = "examples") -> int:
         shutil.copy(source / path, target / path)
         if path.suffix == ".md":
             (target / path).write_text(_inner_links((source / path).read_text("utf-8"), name, path), "utf-8")
-        print(target / path)
+        put(target / path)
     return 0
 
 
