@@ -84,6 +84,9 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             f"reverse edges: no file says whether each of the {source.num_edges()} edges is stored once, as those of "
             f"{' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
         )
+    names = {name for feats in raw.feats.values() for name in feats}
+    if "train_mask" in names and "label" not in names:
+        raw.left_out.append("labels: there is a split of nodes, but no file node-label")
     return replace(source, left_out=(*raw.left_out, *raw.files.left_out()))
 
 

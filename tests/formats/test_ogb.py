@@ -169,6 +169,12 @@ def test_reverse_edges_are_added_once_where_name_or_user_say_so(tmp_path, name, 
     assert rows(source.edge_feats["_N:_E:_N"]["reltype"].values).tolist() == [7, 8, 9] * (1 + is_doubled)
 
 
+def test_a_missing_file_of_labels_is_told(tmp_path):
+    folder = write_text(tmp_path / "ogbn_arxiv")
+    (folder / "raw" / "node-label.csv.gz").unlink()
+    assert read_source(folder).left_out == ("labels: there is a split of nodes, but no file node-label",)
+
+
 def test_what_no_file_says_is_asked(tmp_path, caplog):
     source = read_source(write_text(tmp_path / "mine"))
     assert np.array_equal(ends(source), EDGES)
