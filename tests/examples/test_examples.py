@@ -329,6 +329,14 @@ LEARN = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("script", ["hgt_pyg.py", "pyg_layers.py"])
+def test_examples_with_models_of_pyg_say_what_they_lack(script: str) -> None:
+    code = "import runpy, sys; sys.path[0] = sys.argv[1]; sys.modules['torch_geometric'] = None; "
+    code += "runpy.run_path(f'{sys.path[0]}/{sys.argv[2]}')"
+    done = run_job([sys.executable, "-c", code, EXAMPLES, script], clean_environment())
+    assert done.status == 1 and done.output == f"{script} needs PyG: pip install torch_geometric\n", done.output
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", LEARN)
 def test_examples_learn(example: Example, what: str) -> None:
