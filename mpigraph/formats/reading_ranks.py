@@ -54,7 +54,7 @@ class ReadingRanks:
         """
         if self._folder is None:
             place = self.parent or Path(tempfile.gettempdir())
-            doing = "making a temporary folder"
+            doing = f"making a folder in {place}"
             path = ""
             with self.exchange.together(doing), storage_errors(place, "make a temporary folder"):
                 if self.exchange.rank == 0:

@@ -82,7 +82,7 @@ def write_predictions(
     """
     session = current()
     exchange = MPIExchange(session.world.trainers)
-    with exchange.together("writing predictions"):
+    with session.world.together("writing predictions"):
         if not isinstance(rows, DistTensor) and (not isinstance(rows, torch.Tensor) or nodes is None):
             raise InvalidArgumentError("rows must be a DistTensor, or a tensor with a row for each of nodes")
         given = {"names": None if names is None else list(names), "label": label, "ntype": ntype}

@@ -45,18 +45,18 @@ def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
 
 
 @collective("comm")
-def gathering(comm: MPI.Comm, data: bytes, root: int | None = None, doing: str = "") -> Coroutine[list[bytes]]:
+def gathering(comm: MPI.Comm, data: bytes, root: int | None = None, call: str = "") -> Coroutine[list[bytes]]:
     """Return the steps of :func:`gather_bytes`; of :func:`allgather_bytes` if ``root`` is None.
 
-    Where trainers may have come from different calls, ``doing`` names the call. Raises CollectiveError, on every rank:
-    it differs.
+    Where trainers may have come from different calls, ``call`` names theirs. Raises CollectiveError, on every rank: it
+    differs.
     """
-    own, head = np.frombuffer(data, np.uint8), np.array([len(data), hash64(doing) >> 1], np.int64)
+    own, head = np.frombuffer(data, np.uint8), np.array([len(data), hash64(call) >> 1], np.int64)
     heads, total = np.empty((comm.size, 2), np.int64), np.empty(0, np.uint8)
     yield comm.Iallgather(head, heads)
     if (heads[:, 1] != head[1]).any():
         line = line_calling(sys._getframe())
-        calls = yield from gathering(comm, f"{doing or 'another call'}{f' at {line}' if line else ''}".encode())
+        calls = yield from gathering(comm, f"{call or 'another call'}{f' at {line}' if line else ''}".encode())
         raise different_calls([call.decode() for call in calls])
     lengths = heads[:, 0].copy()
     if root is None and not lengths.any():
@@ -218,31 +218,33 @@ def joint_error(doing: str, told: Sequence[bytes], label: str = "rank") -> MPIGr
 
 
 @collective("comm")
-def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[None]:
+def agree(
+    comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank", call: str = ""
+) -> Coroutine[None]:
     """Wait until every rank is here, and raise on every rank if any has an error.
 
     The error has the class of the failing ranks' errors if that is one class of this library, else it is a
-    :class:`CollectiveError`. It names the step and the failing ranks. Ranks that agree on different steps raise one,
-    too.
+    :class:`CollectiveError`. It names the step and the failing ranks.
 
     Args:
         comm: the ranks that agree.
-        doing: the step ("reading part 3"), the same on all ranks.
+        doing: the step ("reading part 3"), for the message.
         error: this rank's error, or None.
         label: the word for a rank of ``comm`` in the message.
+        call: see :func:`gathering`.
     """
-    told = yield from gathering(comm, b"" if error is None else to_wire(error), doing=doing)
+    told = yield from gathering(comm, b"" if error is None else to_wire(error), call=call)
     if any(told):
         raise joint_error(doing, told, label) from error
 
 
 @contextmanager
 @collective("comm")
-def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = False) -> Iterator[None]:
+def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = False, call: str = "") -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
     The code inside must not communicate on ``comm``. The ranks wait for the slowest without a deadline of their own;
-    ``meets``: for trainers, whom the watchdog knows to be there then.
+    ``meets``: for trainers, whom the watchdog knows to be there then. ``call``: see :func:`gathering`.
     """
     error: Exception | None = None
     try:
@@ -254,6 +256,6 @@ def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = Fals
         error = exc
     try:
         with WAITS.meeting(doing) if meets else nullcontext():
-            run(agree(comm, doing, error, label), policy=IDLE)
+            run(agree(comm, doing, error, label, call), policy=IDLE)
     finally:
         del error  # else it keeps alive all that its traceback names

@@ -307,9 +307,10 @@ class World:
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
 
-        A trainer waits for the slowest without a deadline.
+        A trainer waits for the slowest without a deadline. ``doing`` is the same on all: else they are in different
+        calls, which is an error that names those.
         """
-        return together(self.trainers, doing, "trainer", meets=True)
+        return together(self.trainers, doing, "trainer", meets=True, call=doing)
 
     @collective("world.comm")
     def on_all_ranks(self, doing: str) -> AbstractContextManager[None]:
@@ -347,7 +348,7 @@ class World:
     @collective("self.trainers")
     def _numbers(self, value: int) -> list[int]:
         with self.meeting(doing := "agreeing on a number"):
-            told = run(gathering(self.trainers, str(value).encode(), doing=doing), policy=IDLE)
+            told = run(gathering(self.trainers, str(value).encode(), call=doing), policy=IDLE)
         return [*map(int, told)]
 
     @collective("comm")
