@@ -14,10 +14,14 @@ import graphs
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch_geometric.nn import HGTConv
-from torch_geometric.utils import trim_to_layer
 
 import mpigraph as mg
+
+try:
+    from torch_geometric.nn import HGTConv
+    from torch_geometric.utils import trim_to_layer
+except ImportError:
+    raise SystemExit("hgt_pyg.py needs PyG: pip install torch_geometric") from None
 
 
 def train(g, name, fanouts, args, device):

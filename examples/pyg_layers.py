@@ -2,9 +2,13 @@
 
 import torch
 from graphs import graph_files
-from torch_geometric.nn import GENConv, JumpingKnowledge
 
 import mpigraph as mg
+
+try:
+    from torch_geometric.nn import GENConv, JumpingKnowledge
+except ImportError:
+    raise SystemExit("pyg_layers.py needs PyG: pip install torch_geometric") from None
 
 
 class Model(torch.nn.Module):

@@ -176,6 +176,12 @@ def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -
     return number
 
 
+def in_words(error: BaseException) -> str:
+    """Return the text of an error that another library or Python raised, such as one of a name that is not there."""
+    text = str(error) or repr(error)
+    return f"there is no {text}" if type(error) is KeyError else text
+
+
 def check_state(what: str, state: object, forms: Mapping[str, type]) -> None:
     """Check the values of a state dict.
 

@@ -291,7 +291,7 @@ class SparseOptimizer(Optimizer):
         return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
 
     def _exchange(self, outgoing: list[Outgoing], error: Exception | None, met: Callable[[], None]) -> Coroutine[None]:
-        comm = self._session.world.training
+        comm = self._session.world.gradients
         empty = self._session.pool.empty
         described = self._described()
         for tensor in self._tensors():

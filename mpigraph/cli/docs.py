@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mpigraph.cli.grammar import Docs
+from mpigraph.cli.main import put
 from mpigraph.errors import InvalidArgumentError
 
 _ROLE = re.compile(r":\w+:`[~.]*")
@@ -40,5 +41,5 @@ def docs(options: Docs) -> int:
     pdoc.render.configure(docformat="google", show_source=False)
     pdoc.pdoc("mpigraph", "mpigraph.errors", output_directory=Path(options.directory))
     env.filters = known
-    print(Path(options.directory) / "index.html")
+    put(Path(options.directory) / "index.html")
     return 0

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.cli.grammar import Doctor, Report
-from mpigraph.cli.main import show
+from mpigraph.cli.main import put, show
 from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import launch, launcher_rank
@@ -43,7 +43,7 @@ def doctor(options: Doctor, comm: Any = None) -> int:
             for name, text in _findings(world):
                 findings[name] = text
                 if first and not options.json:
-                    print(f"{name:<24}{text}", flush=True)
+                    put(f"{name:<24}{text}")
     except MPIGraphError as failure:
         error = str(failure)
         speaks = first or not failure.everywhere

@@ -112,7 +112,7 @@ def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:
 def _as_text(content: Mapping[str, Any]) -> str:
     balance = ", ".join(f"{printable(name)} {value:.3f}" for name, value in content["balance"].items())
     lines = [
-        f"{content['path']}: {content['num_parts']} parts by {content['part_method']}",
+        f"{content['path']}: {content['num_parts']} part(s) by {content['part_method']}",
         f"edges cut: {content['edges_cut']} ({content['edge_cut_fraction']:.1%})",
         f"largest part / mean: {balance}",
         "",

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpigraph.cli.grammar import Copy, HostOptions, Launch
-from mpigraph.cli.main import note, pairs
+from mpigraph.cli.main import note, pairs, put
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.storage.part_config import PartConfig
@@ -95,7 +95,7 @@ def launch(options: Launch) -> int:
         start = [*_env(variables), program, *_mpiexec(family, hosts, ranks, workspace)]
     argv = [*start, *flags, *_env(_variables(options, workspace)), *command]
     if options.dry_run:
-        print(shlex.join(argv))
+        put(shlex.join(argv))
     else:
         note(shlex.join(argv))
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the launcher would inherit that
@@ -223,7 +223,7 @@ def copy(options: Copy) -> int:
         commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data])))
         commands += [(site.name, site.send(sources, where)) for where, sources in ((data, folders), *for_all)]
     for name, argv in commands:
-        print(shlex.join(argv), flush=True)
+        put(shlex.join(argv))
         if options.dry_run:
             continue
         status = subprocess.run(argv, check=False).returncode

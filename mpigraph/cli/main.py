@@ -10,16 +10,18 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
 from mpigraph.cli.grammar import GROUPS, STATUSES
 from mpigraph.config import launch, launcher_rank, log_at
-from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.log import set_identity
 
 T = TypeVar("T")
@@ -107,7 +109,7 @@ def _meant(word: str, known: Iterable[str]) -> str:
 def _parser_of(name: str) -> _Parser:
     """Return the parser of a command: its options are the fields of its class."""
     cls, _ = COMMANDS[name]
-    parser = _Parser(prog=f"python -m mpigraph {name}", description=cls.__doc__)
+    parser = _Parser(prog=f"{_program()} {name}", description=cls.__doc__)
     sections: dict[str, Any] = {}
     for field in fields(cls):
         more = {"default": None if field.default == () else field.default, **field.metadata}
@@ -132,8 +134,13 @@ def _parser_of(name: str) -> _Parser:
     return parser
 
 
+def _program() -> str:
+    """Return the words by which the command was started."""
+    return "mpigraph" if Path(sys.argv[0]).name == "mpigraph" else "python -m mpigraph"
+
+
 def _overview() -> str:
-    lines = ["usage: python -m mpigraph COMMAND [OPTIONS]", "", "Distributed graph learning on MPI."]
+    lines = [f"usage: {_program()} COMMAND [OPTIONS]", "", "Distributed graph learning on MPI."]
     for group, classes in GROUPS.items():
         lines += ["", f"{group}:"]
         lines += [f"  {cls.__name__.lower():<12}{(cls.__doc__ or '').splitlines()[0].rstrip('.')}" for cls in classes]
@@ -147,7 +154,7 @@ def _run(words: Sequence[str]) -> int:
         print(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
         return 0
     if name not in COMMANDS:
-        text = f"{name!r} is no command{_meant(name, COMMANDS)}; python -m mpigraph lists them"
+        text = f"{name!r} is no command{_meant(name, COMMANDS)}; {_program()} lists them"
         return 2 if _is_silent() else fail("", text)
     parser = _parser_of(name)
     parser.words = words
@@ -167,23 +174,38 @@ def _run(words: Sequence[str]) -> int:
         return fail(name, str(error) or type(error).__name__, getattr(error, "everywhere", False))
     except KeyboardInterrupt:
         if launcher_rank() == 0:
-            print(f"mpigraph {name}: interrupted", file=sys.stderr)
+            say(f"mpigraph {name}: interrupted")
         return 130
 
 
 def fail(command: str, text: str, once: bool = False) -> int:
     """Print one line about an error, only on the first rank if all have it (``once``); return the status for it."""
     if not once or launcher_rank() == 0:
-        print(f"{f'mpigraph {command}'.rstrip()}: error: {text}".replace("\n", " "), file=sys.stderr, flush=True)
+        say(f"{f'mpigraph {command}'.rstrip()}: error: {text}".replace("\n", " "))
     return 2
 
 
 def show(content: Mapping[str, Any], text: str) -> None:
-    """Print a result as text, or as JSON if the text is empty."""
-    print(text or json.dumps(content, indent=2), flush=True)
+    """Print a result as text, or as JSON if the text is empty. Raises as :func:`put`."""
+    put(text or json.dumps(content, indent=2))
+
+
+def put(text: object) -> None:
+    """Print a line of the result. Raises StorageError: it cannot be written, such as to a full disk."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise StorageError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def note(text: str) -> None:
     """Print something beside the result, unless the command is to be quiet."""
-    if not QUIET.get() and sys.stderr is not None:  # print would write to stdout
-        print(text, file=sys.stderr, flush=True)
+    if not QUIET.get():
+        say(text)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print to standard error; where it is closed or full, the command goes on without."""
+    if sys.stderr is not None:  # else print would write to stdout
+        with suppress(OSError):
+            print(text, end=end, file=sys.stderr, flush=True)

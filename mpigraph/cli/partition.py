@@ -10,7 +10,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, Array
 from mpigraph.cli.grammar import Export, Generate, Partition
-from mpigraph.cli.main import chosen, note, pairs, printable, show
+from mpigraph.cli.main import chosen, note, pairs, printable, put, show
 from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
@@ -46,7 +46,7 @@ def generate(options: Generate) -> int:
             if exchange.rank == 0:
                 path = write_graph(recipe, options.out, progress_of(exchange), options.overwrite)
                 edges = 2 * recipe.num_pairs
-                print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
+                put(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
     return 0
 
 
@@ -57,7 +57,7 @@ def export(options: Export) -> int:
             check_writable(options.out)
             if exchange.rank == 0:
                 progress = progress_of(exchange)
-                print(write_npy(options.part_config, options.out, None, progress, options.overwrite))
+                put(write_npy(options.part_config, options.out, None, progress, options.overwrite))
     return 0
 
 
@@ -157,7 +157,7 @@ def _parts(source: GraphSource, options: Partition) -> tuple[I32 | None, int]:
 
 def _show_result(result: PartConfig, method: str, left_out: list[str], options: Partition) -> None:
     report, parts = result.report, result.num_parts
-    lines = [f"{result.path}: {parts} parts by {method}"]
+    lines = [f"{result.path}: {parts} part(s) by {method}"]
     lines += [f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})"]
     lines += [f"largest part / mean, {printable(name)}: {value:.3f}" for name, value in report["balance"].items()]
     if left_out:

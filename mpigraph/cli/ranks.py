@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from mpigraph.cli.main import QUIET
+from mpigraph.cli.main import QUIET, say
 from mpigraph.collective import collective
 from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
@@ -93,9 +93,9 @@ class ProgressBar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` steps of a stage are over."""
-        if sys.stderr is None or total == 0:  # closed from the start; print would write to stdout
+        if total == 0:
             return
-        now, in_terminal = time.monotonic(), sys.stderr.isatty()
+        now, in_terminal = time.monotonic(), sys.stderr is not None and sys.stderr.isatty()
         if stage != self._stage:
             self._stage, self._begin, self._shown = stage, now, -math.inf
         if done < total and now - self._shown < (_SECONDS_IN_TERMINAL if in_terminal else _SECONDS_IN_LOG):
@@ -104,7 +104,7 @@ class ProgressBar:
         columns = shutil.get_terminal_size().columns - 1 if in_terminal else None
         line = tqdm.format_meter(done, total, now - self._begin, columns, stage)
         stays = done >= total or not in_terminal  # else the next line is written over it
-        print(f"\r{line}" if in_terminal else line, end="\n" if stays else "", file=sys.stderr, flush=True)
+        say(f"\r{line}" if in_terminal else line, end="\n" if stays else "")
 
 
 def progress_of(exchange: Exchange) -> Progress:

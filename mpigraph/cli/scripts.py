@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from mpigraph.cli.grammar import Examples, Run
-from mpigraph.cli.main import fail
+from mpigraph.cli.main import fail, put
 from mpigraph.compat import dgl
 
 
@@ -33,7 +33,7 @@ def examples(options: Examples) -> int:
     package = Path(__file__).parents[1]
     installed = package / "templates" / name
     source = installed if installed.is_dir() else package.parent / name  # that of the checkout
-    print(shutil.copytree(source, options.directory, ignore=shutil.ignore_patterns("__pycache__")))
+    put(shutil.copytree(source, options.directory, ignore=shutil.ignore_patterns("__pycache__")))
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.cli.grammar import Stage
-from mpigraph.cli.main import note
+from mpigraph.cli.main import note, put
 from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
@@ -47,7 +47,7 @@ def stage(options: Stage, comm: Any = None) -> int:
     with working_world("stage", comm) as world:
         path = _stage(world, options.part_config, Path(options.to).absolute(), config.num_servers, options.overwrite)
         if world.rank == 0:
-            print(path, flush=True)
+            put(path)
     return 0
 
 

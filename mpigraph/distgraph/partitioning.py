@@ -20,7 +20,7 @@ from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
 from mpigraph.formats.shards import read_partition
 from mpigraph.graphs.face import renumbered
-from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, NodeIds, by_ntype
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, NodeIds, as_tensor, by_ntype
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.transforms import to_homogeneous
 from mpigraph.metadata.schema import Relation, relation_key
@@ -271,13 +271,13 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
     by_type: Mapping[str, Any] = by_ntype(graph.schema, assignment, "assignment")
     rows = []
     for ntype in graph.ntypes:
-        parts = torch.as_tensor(by_type.get(ntype, torch.zeros(0, dtype=torch.int64)))
+        parts = as_tensor(by_type.get(ntype, torch.zeros(0, dtype=torch.int64)), "assignment")
         if parts.shape != (graph.num_nodes(ntype),) or parts.is_floating_point() or parts.is_complex():
             raise InvalidArgumentError(
                 f"assignment must have one part for each of {graph.num_nodes(ntype)} nodes of type {ntype!r} "
                 f"(got {parts.dtype}{list(parts.shape)})"
             )
-        rows.append(parts.cpu().numpy().astype(np.int64))
+        rows.append(convert(parts, torch.int64, "assignment").numpy())
     return np.concatenate(rows)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, once, read_json, reading
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, named, read_json, reading
 from mpigraph.formats.layout import Layout, ReadOptions, ends_of, label_of, relation_of
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import read_numbers
@@ -86,7 +86,7 @@ def _counts(metadata: Mapping[str, Any], kind: str) -> dict[str, int]:
     chunks = metadata.get(f"num_{kind}s_per_chunk") or metadata.get(f"num_{kind}s_per_type") or ()
     with reading(f"{kind}_type and num_{kind}s_per_chunk"):
         sizes = [int(np.sum(of_type, dtype=np.int64)) for of_type in chunks]
-        return once(zip(metadata[f"{kind}_type"], sizes, strict=True))
+        return named(metadata[f"{kind}_type"], sizes)
 
 
 def _feature(name: str, form: Any, paths: Sequence[Path], ranks: ReadingRanks) -> Feature:

@@ -10,7 +10,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -18,7 +18,7 @@ from typing import IO, Any, TypeVar, cast
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.errors import GraphDataError, StorageError, in_words
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
@@ -101,13 +101,20 @@ def reading(path: Path | str, within: Path | None = None) -> Iterator[None]:
         raise
     except Exception as error:  # readers of damaged files raise whatever they meet
         if not isinstance(error, GraphDataError):
-            reason = repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
+            reason = in_words(error)
             if isinstance(error, OSError) and str(error.filename or path) == str(path):
                 reason = error.strerror or reason
             raise GraphDataError(f"{path}: cannot be read: {reason}") from error
         if str(within or path) in str(error):
             raise
         raise GraphDataError(f"{path}: {error}") from error
+
+
+def named(names: Sequence[str], values: Sequence[V]) -> dict[str, V]:
+    """Return a dict of values. Raises GraphDataError: an input has more or fewer values than names, or a name twice."""
+    if len(names) != len(values):
+        raise GraphDataError(f"{len(values)} values for {len(names)} names: {', '.join(map(str, names))}")
+    return once(zip(names, values, strict=True))
 
 
 def once(pairs: Iterable[tuple[K, V]]) -> dict[K, V]:

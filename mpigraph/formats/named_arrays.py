@@ -114,7 +114,9 @@ def _open_hdf5(path: Path) -> tuple[dict[str, Any], list[str], str | bytes]:
 def _items(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield path and object of all items below a group (``prefix``: its path), also behind links."""
     for name in group:
-        item = group[name]
+        item = group.get(name)
+        if item is None:
+            raise GraphDataError(f"{prefix}{name} links to nothing")
         if isinstance(item, h5py.Group):
             yield from _items(item, f"{prefix}{name}/")
         else:

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, once, opened, reading
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npz, named, once, opened, reading
 from mpigraph.formats.layout import (
     Layout,
     ReadOptions,
@@ -84,6 +84,9 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             f"reverse edges: no file says whether each of the {source.edge_counts[0]} edges is stored once, as those "
             f"of {' and '.join(_STORED_ONCE)} are: if it is, add them by --undirected"
         )
+    names = {name for feats in raw.feats.values() for name in feats}
+    if "train_mask" in names and "label" not in names:
+        raw.left_out.append("labels: there is a split of nodes, but no file node-label")
     return replace(source, left_out=(*raw.left_out, *raw.files.left_out()))
 
 
@@ -121,9 +124,10 @@ class _Raw:
         self._read_folder(self.folder, "edge", DEFAULT_ETYPE)
 
     def read_typed_text(self) -> None:
-        path, names, counts = self._lines("num-node-dict.csv.gz")
+        path, *lines = self._lines("num-node-dict.csv.gz")
         with reading(path):
-            self.counts = once(zip(names, map(int, counts), strict=True))
+            names, counts = lines
+            self.counts = named(names, [*map(int, counts)])
         path, *triples = self._lines("triplet-type-list.csv.gz")
         with reading(path):
             relations = once((relation_of(",".join(its), ",", self.counts, path), None) for its in triples)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,8 +28,16 @@ from mpigraph.storage.files import open_regular
 
 METADATA = "META.json"
 
-Table: TypeAlias = Mapping[str, Any]
-"""The content of a file for one type."""
+
+class Table(dict[str, Any]):
+    """The content of a file for one type."""
+
+    def __init__(self, path: Path, content: Mapping[str, Any]) -> None:
+        super().__init__(content)
+        self._path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise GraphDataError(f"{self._path}: there is no {name!r}")
 
 
 def read_pyg_partition(folder: Path) -> GraphSource:
@@ -93,9 +101,10 @@ class _Parts:
         """Return the tables of each type, a part each."""
         tables: dict[Any, list[Table]] = {key: [] for key in types}
         for part in range(self.num_parts):
-            content = _load(self.files.read(self.folder / f"part_{part}" / name))
+            path = self.files.read(self.folder / f"part_{part}" / name)
+            content = _load(path)
             for key in types:
-                tables[key].append(content.get(key, {}) if self.typed else content)
+                tables[key].append(Table(path, content.get(key, {}) if self.typed else content))
         return tables
 
     def _order(

@@ -259,7 +259,9 @@ def _check_all_used(options: TableOptions, tables: Sequence[_Table]) -> None:
         known = numbers if what == "fill" else names
         if glob not in known and not (what in globs and any(fnmatchcase(name, glob) for name in known)):
             column = "column of numbers" if what == "fill" else "column"
-            raise GraphDataError(f"{what}: no table has a {column} {glob!r} (there are {', '.join(sorted(known))})")
+            there = f"there are {', '.join(sorted(known))}"
+            advice = "; give the option once for each column" if "," in glob else ""
+            raise GraphDataError(f"{what}: no table has a {column} {glob!r} ({there}{advice})")
 
 
 def _masks(tables: Tables, column: str, words: Sequence[str], codes: RowArray) -> dict[str, Feature]:

@@ -19,10 +19,10 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import hop_blocks
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
-from mpigraph.errors import CollectiveError, TensorMismatchError
+from mpigraph.errors import TensorMismatchError
 from mpigraph.graphs.block import Block
 from mpigraph.metadata.schema import Relation
-from mpigraph.mpi.agree import everywhere, gather_unlike, joint_error, to_wire
+from mpigraph.mpi.agree import different_calls, everywhere, gather_unlike, joint_error, to_wire
 from mpigraph.mpi.coroutine import finish
 from mpigraph.mpi.messages import alltoall, exchange_rows
 from mpigraph.mpi.world import Trainers, World
@@ -132,8 +132,7 @@ def in_step(
         raise joint_error(doing, errors, "trainer") from failure
     calls, words = zip(*map(json.loads, told), strict=True)
     if len(set(calls)) > 1:
-        text = "; ".join(f"{call} on trainer {trainer}" for trainer, call in enumerate(calls))
-        raise everywhere(CollectiveError(f"trainers make different calls: {text}"))
+        raise different_calls(calls)
     return result, list(words)
 
 

@@ -82,7 +82,7 @@ def write_predictions(
     """
     session = current()
     exchange = MPIExchange(session.world.trainers)
-    with exchange.together("writing predictions"):
+    with session.world.together("writing predictions"):
         if not isinstance(rows, DistTensor) and (not isinstance(rows, torch.Tensor) or nodes is None):
             raise InvalidArgumentError("rows must be a DistTensor, or a tensor with a row for each of nodes")
         given = {"names": None if names is None else list(names), "label": label, "ntype": ntype}
@@ -162,7 +162,8 @@ class _Predictions:
         of_graph = f"type {self._rows.part_policy.type_name!r} of the graph {self._rows.graph_name!r}"
         about = f"Predictions for {total} nodes of {of_graph}, in the order of the input."
         files = {name: text for name, text in _FILES.items() if (folder / name).exists()}
-        write_readme(folder, about, files | {_TABLE: "all of this as a table, with the score of the class"})
+        of_class = ", with the score of the class" if "scores.npy" in files else ""
+        write_readme(folder, about, files | {_TABLE: f"all of this as a table{of_class}"})
 
     def _write_table(self, folder: Path, arrays: dict[str, Array]) -> None:
         """Write the table, from the arrays of all nodes, under a name of its own until it is whole."""

@@ -6,6 +6,7 @@ headers that are exchanged anyway (``mpi/messages.py``), the ranks agree only if
 
 import json
 import socket
+import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,9 +19,9 @@ from mpi4py import MPI
 from mpigraph import errors
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
-from mpigraph.log import line_of
+from mpigraph.log import line_calling, line_of
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.deadlines import ON_ALL, WAITS
 from mpigraph.mpi.wait import IDLE, NOW, UNINTERRUPTED, until
 from mpigraph.trace import count
 
@@ -44,11 +45,20 @@ def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
 
 
 @collective("comm")
-def gathering(comm: MPI.Comm, data: bytes, root: int | None = None) -> Coroutine[list[bytes]]:
-    """Return the steps of :func:`gather_bytes`; of :func:`allgather_bytes` if ``root`` is None."""
-    own, length = np.frombuffer(data, np.uint8), np.array([len(data)], np.int64)
-    lengths, total = np.empty(comm.size, np.int64), np.empty(0, np.uint8)
-    yield comm.Iallgather(length, lengths)
+def gathering(comm: MPI.Comm, data: bytes, root: int | None = None, call: str = "") -> Coroutine[list[bytes]]:
+    """Return the steps of :func:`gather_bytes`; of :func:`allgather_bytes` if ``root`` is None.
+
+    Where trainers may have come from different calls, ``call`` names theirs. Raises CollectiveError, on every rank: it
+    differs.
+    """
+    own, head = np.frombuffer(data, np.uint8), np.array([len(data), hash64(call) >> 1], np.int64)
+    heads, total = np.empty((comm.size, 2), np.int64), np.empty(0, np.uint8)
+    yield comm.Iallgather(head, heads)
+    if (heads[:, 1] != head[1]).any():
+        line = line_calling(sys._getframe())
+        calls = yield from gathering(comm, f"{call or 'another call'}{f' at {line}' if line else ''}".encode())
+        raise different_calls([call.decode() for call in calls])
+    lengths = heads[:, 0].copy()
     if root is None and not lengths.any():
         return [b""] * comm.size
     if root in (None, comm.rank):
@@ -180,6 +190,13 @@ def everywhere(error: Error) -> Error:
     return error
 
 
+def different_calls(calls: Sequence[str]) -> CollectiveError:
+    """Return the error that every trainer raises if they make different calls, given by trainer."""
+    made = {call: [str(trainer) for trainer, other in enumerate(calls) if other == call] for call in calls}
+    text = "; ".join(f"{call} on trainer {', '.join(trainers)}" for call, trainers in made.items())
+    return everywhere(CollectiveError(f"trainers make different calls: {text}. {ON_ALL}"))
+
+
 def joint_error(doing: str, told: Sequence[bytes], label: str = "rank") -> MPIGraphError:
     """Return the error that every rank raises; see :func:`agree`.
 
@@ -201,7 +218,9 @@ def joint_error(doing: str, told: Sequence[bytes], label: str = "rank") -> MPIGr
 
 
 @collective("comm")
-def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[None]:
+def agree(
+    comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank", call: str = ""
+) -> Coroutine[None]:
     """Wait until every rank is here, and raise on every rank if any has an error.
 
     The error has the class of the failing ranks' errors if that is one class of this library, else it is a
@@ -212,19 +231,20 @@ def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = 
         doing: the step ("reading part 3"), for the message.
         error: this rank's error, or None.
         label: the word for a rank of ``comm`` in the message.
+        call: see :func:`gathering`.
     """
-    told = yield from gathering(comm, b"" if error is None else to_wire(error))
+    told = yield from gathering(comm, b"" if error is None else to_wire(error), call=call)
     if any(told):
         raise joint_error(doing, told, label) from error
 
 
 @contextmanager
 @collective("comm")
-def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = False) -> Iterator[None]:
+def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = False, call: str = "") -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
     The code inside must not communicate on ``comm``. The ranks wait for the slowest without a deadline of their own;
-    ``meets``: for trainers, whom the watchdog knows to be there then.
+    ``meets``: for trainers, whom the watchdog knows to be there then. ``call``: see :func:`gathering`.
     """
     error: Exception | None = None
     try:
@@ -236,6 +256,6 @@ def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = Fals
         error = exc
     try:
         with WAITS.meeting(doing) if meets else nullcontext():
-            run(agree(comm, doing, error, label), policy=IDLE)
+            run(agree(comm, doing, error, label, call), policy=IDLE)
     finally:
         del error  # else it keeps alive all that its traceback names

@@ -6,7 +6,8 @@ A *host* holds rows of the graph; a *trainer* runs the user's script. A *server*
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with this one      set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
-                             |- world.training    steps of training: layers, sparse gradients    main thread
+                             |- world.training    steps of training: layers                      main thread
+                             |- world.gradients   the same: sparse gradients                     main thread
                              |- hosts             requests to single hosts, and the replies      every thread
                              |- rounds            or sampling requests in rounds of all ranks    one thread at a time
                              |- leaders           one host of each node: board.Rounds            watchdog
@@ -35,12 +36,12 @@ from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import guard, unguard
-from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, gathering, same, together
 from mpigraph.mpi.compat import library_version, unlink_segments
-from mpigraph.mpi.coroutine import Progress
+from mpigraph.mpi.coroutine import Progress, run
 from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.start import check_connected, machine, software, start_mpi
-from mpigraph.mpi.wait import IDLE, UNINTERRUPTED, until
+from mpigraph.mpi.wait import IDLE, until
 from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness
 from mpigraph.trace import join, leave
@@ -77,7 +78,8 @@ class World:
         comm: all ranks; ``rank``/``size`` are this rank's place in it.
         node: the ranks on this rank's node.
         trainers: the trainers, or ``COMM_NULL`` on a server.
-        training: the trainers again, for steps of layers and optimizers: those of other calls do not match theirs.
+        training: the trainers again, for steps of layers: those of other calls do not match theirs; ``gradients`` for
+            steps of sparse optimizers.
         hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
         host_index: this rank's place in ``hosts``, or -1.
         is_local: bool[H], the hosts whose memory this rank can load from.
@@ -120,7 +122,7 @@ class World:
         self.trainers.ranks = self.trainer_ranks.tolist()
         if self.is_trainer:
             self._own(self.trainers)
-            self.training = self._own(self.trainers.Dup())
+            self.training, self.gradients = (self._own(self.trainers.Dup()) for _ in range(2))
         self.watchdog = self._watch_all()
         self._made.callback(self.watchdog.close)
         self.witness: Witness | None = None
@@ -305,9 +307,10 @@ class World:
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
 
-        A trainer waits for the slowest without a deadline.
+        A trainer waits for the slowest without a deadline. ``doing`` is the same on all: else they are in different
+        calls, which is an error that names those.
         """
-        return together(self.trainers, doing, "trainer", meets=True)
+        return together(self.trainers, doing, "trainer", meets=True, call=doing)
 
     @collective("world.comm")
     def on_all_ranks(self, doing: str) -> AbstractContextManager[None]:
@@ -335,18 +338,18 @@ class World:
     @collective("self.trainers")
     def allreduce_minmax(self, value: int, largest: bool) -> int:
         """Return the largest or smallest of all trainers' values."""
-        return self._allreduce(value, MPI.MAX if largest else MPI.MIN)
+        return max(self._numbers(value)) if largest else min(self._numbers(value))
 
     @collective("self.trainers")
     def allreduce_sum(self, value: int) -> int:
         """Return the sum of all trainers' values."""
-        return self._allreduce(value, MPI.SUM)
+        return sum(self._numbers(value))
 
-    def _allreduce(self, value: int, op: MPI.Op) -> int:
-        answer = np.array([value], np.int64)
-        with UNINTERRUPTED, self.meeting("agreeing on a number"):
-            until(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op).Test, IDLE)
-        return int(answer[0])
+    @collective("self.trainers")
+    def _numbers(self, value: int) -> list[int]:
+        with self.meeting(doing := "agreeing on a number"):
+            told = run(gathering(self.trainers, str(value).encode(), call=doing), policy=IDLE)
+        return [*map(int, told)]
 
     @collective("comm")
     def dup(self) -> MPI.Intracomm:

@@ -512,7 +512,7 @@ def _start_session(session: Session) -> None:
     variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_rank, address, port)
     session.closing.callback(settings.unset, variables)
     session.closing.callback(watch_gradients().remove)
-    get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
+    get_logger().info("%d trainer(s), %d host(s), %d node(s)", session.num_trainers, len(world.hosts), world.num_nodes)
     Session.running = session
     atexit.register(_exit_at_exit)
 

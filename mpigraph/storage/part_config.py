@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, PartitionError
+from mpigraph.errors import InvalidArgumentError, PartitionError, in_words
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, parse_relation
 from mpigraph.storage.files import NewFile, checksum, open_regular
@@ -241,7 +241,7 @@ class PartConfig:
         try:
             return cls._from_json(path, content)
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # paths are outside the checksum
-            raise PartitionError(f"{damaged}: {error!r}") from error
+            raise PartitionError(f"{damaged}: {in_words(error)}") from error
 
     def _to_json(self) -> dict[str, Any]:
         tables = np.array(self.book.node_offsets), self.book.edge_table
@@ -329,13 +329,20 @@ def _offsets(counts: Sequence[Sequence[int]]) -> I64:
 
 def _not_cut(path: Path) -> str:
     """Return the remedy for a file or folder that is no configuration."""
-    configs = sorted(map(str, path.glob("*.json")))
+    configs = [str(file) for file in sorted(path.glob("*.json")) if _is_config(file)]
     if configs:
         return f"it is a folder: give the configuration of a partitioned graph, as {' or '.join(configs)}"
     return (
         "no configuration of a partitioned graph (<name>.json): partition the graph first, by python -m mpigraph "
         f"partition {path} --parts 2 -o FOLDER, and give the <name>.json in FOLDER"
     )
+
+
+def _is_config(path: Path) -> bool:
+    """Return whether a file is of this format, of any version."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads(path.read_bytes()).get("format") == CONFIG_FORMAT  # type: ignore[no-any-return]
+    return False
 
 
 def _check_format(path: Path, content: Any) -> None:

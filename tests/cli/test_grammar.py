@@ -39,6 +39,15 @@ def test_the_list_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"mpigraph {mpigraph.__version__}\n"
 
 
+def test_usage_names_what_was_typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for program, typed in (("bin/mpigraph", "mpigraph"), ("mpigraph/__main__.py", "python -m mpigraph")):
+        monkeypatch.setattr(sys, "argv", [program])
+        assert main([]) == 0 and capsys.readouterr().out.startswith(f"usage: {typed} COMMAND")
+        with pytest.raises(SystemExit):
+            main(["info"])
+        assert capsys.readouterr().err.startswith(f"usage: {typed} info ")
+
+
 def test_help_loads_no_library() -> None:
     heavy = {"numpy", "torch", "h5py", "mpi4py", "numba", "pyarrow"}
     check = (

@@ -136,7 +136,7 @@ def test_a_typed_graph(typed_oracle: str, info: Callable[..., Outcome]) -> None:
 def test_the_tables(oracle, info: Callable[..., Outcome]) -> None:
     status, out, _ = info(oracle(4, "given"), as_json=False)
     lines = out.splitlines()
-    assert status == 0 and lines[0] == f"{oracle(4, 'given')}: 4 parts by given"
+    assert status == 0 and lines[0] == f"{oracle(4, 'given')}: 4 part(s) by given"
     assert re.fullmatch(r"edges cut: \d+ \(\d+\.\d%\)", lines[1])
     assert re.fullmatch(r"largest part / mean: nodes 1\.030, edges \d\.\d{3}", lines[2])
     assert re.fullmatch(r"_N +101  feat float32\[3\], label int64, orig int64, third bool", lines[5])

@@ -130,7 +130,7 @@ def x_npz(**arrays):
             x_npz(a__num_nodes=3, a__to__b__src=[0], a__to__b__dst=[1]),
             "node type 'b' does not exist, there is no b__num_nodes",
         ),
-        (x_npz(a__num_nodes=3, a__to__a__src=[0]), "KeyError.'a__to__a__dst'"),
+        (x_npz(a__num_nodes=3, a__to__a__src=[0]), "there is no 'a__to__a__dst'"),
         (x_npz(a__num_nodes=3, a__label=[0, 1]), "'label' of 'a' must have 3 rows"),
     ],
 )

@@ -55,6 +55,15 @@ def test_parts_made_elsewhere_are_taken(tmp_path):
         partition_graph(g, "g", 3, tmp_path / "short", assignment=parts_of_nodes | {"paper": np.zeros(89, np.int64)})
     with pytest.raises((InvalidArgumentError, PartitionError), match="part"):
         partition_graph(g, "g", 3, tmp_path / "beyond", assignment=parts_of_nodes | {"venue": np.array([0, 3])})
+    for wrong in ("parts.npy", ["0", "1"], np.zeros(90, object), torch.zeros(90).int().to_sparse()):
+        with pytest.raises(InvalidArgumentError, match="assignment: expected numbers"):
+            partition_graph(g, "g", 3, tmp_path / "wrong", assignment=parts_of_nodes | {"paper": wrong})
+    with pytest.raises(InvalidArgumentError, match="assignment: .*meta tensor"):
+        on_meta = torch.zeros(90, dtype=torch.int64, device="meta")
+        partition_graph(g, "g", 3, tmp_path / "wrong", assignment=parts_of_nodes | {"paper": on_meta})
+    big_endian = {t: parts.astype(">i4") for t, parts in parts_of_nodes.items()}
+    again, _ = partition_graph(g, "g", 3, tmp_path / "big", assignment=big_endian, return_mapping=True)
+    assert all(torch.equal(again[t], nids[t]) for t in g.ntypes)
     with pytest.raises(NodeTypeError, match="assignment must be a dict by node type"):
         partition_graph(g, "g", 3, tmp_path / "flat", assignment=np.zeros(132, np.int64))
 

@@ -266,7 +266,7 @@ def test_partition_and_then_train_with_what_launch_sets(tmp_path: Path) -> None:
     start = ["env", *(f"MPIGRAPH_{name}={value}" for name, value in variables.items()), *mpiexec(3), *warm_python()]
     options = "--graph_name example --num_epochs 1 --fan_out 2,2 --eval_fan_out 2 --num_hidden 8".split()
     done = run_job([*start, EXAMPLES / "node_classification.py", *options], clean_environment())
-    assert done.status == 0 and "1 trainers, 2 hosts, 1 nodes" in done.output, done.output
+    assert done.status == 0 and "1 trainer(s), 2 host(s), 1 node(s)" in done.output, done.output
     assert "test accuracy" in done.output and "MLP" not in done.output  # which is for the generated graph
 
 
@@ -327,6 +327,14 @@ LEARN = {
         2, "pyg_layers.py", r"(?s)epoch 0  loss ([\d.]+).*epoch 4  loss ([\d.]+)",
         lambda first, last: last < first / 2),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("script", ["hgt_pyg.py", "pyg_layers.py"])
+def test_examples_with_models_of_pyg_say_what_they_lack(script: str) -> None:
+    code = "import runpy, sys; sys.path[0] = sys.argv[1]; sys.modules['torch_geometric'] = None; "
+    code += "runpy.run_path(f'{sys.path[0]}/{sys.argv[2]}')"
+    done = run_job([sys.executable, "-c", code, EXAMPLES, script], clean_environment())
+    assert done.status == 1 and done.output == f"{script} needs PyG: pip install torch_geometric\n", done.output
 
 
 @pytest.mark.slow

@@ -98,7 +98,7 @@ def test_partition_takes_the_parts_and_their_number(tmp_path, capsys):
         assert (
             main(["partition", str(graph), "--assignment", str(given), "-o", str(tmp_path / f"{given.name}.out")]) == 0
         )
-        assert "4 parts by given" in capsys.readouterr().out
+        assert "4 part(s) by given" in capsys.readouterr().out
         found = read_partition(tmp_path / f"{given.name}.out" / "g.json")
         begin = 0
         for t, ntype in enumerate(found.schema.ntypes):

@@ -114,7 +114,7 @@ def test_parts_of_dgl_are_cut_anew_if_asked(tmp_path, capsys):
     for number, given in enumerate((["--parts", "2"], ["--method", "random"])):
         out = tmp_path / str(number)
         assert main(["partition", str(tmp_path / "dgl" / "g.json"), *given, "-o", str(out)]) == 0
-        assert f"{2 + number} parts by {'random' if number else 'metis'}" in capsys.readouterr().out
+        assert f"{2 + number} part(s) by {'random' if number else 'metis'}" in capsys.readouterr().out
         check_same_graph(read_partition(out / "g.json"), typed())
 
 

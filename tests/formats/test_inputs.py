@@ -188,7 +188,7 @@ def test_hdf5(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda f: f.__setitem__("x", h5py.ExternalLink("none.h5", "x")), "cannot be read"),
+        (lambda f: f.__setitem__("x", h5py.ExternalLink("none.h5", "x")), "x links to nothing"),
         (lambda f: f.create_dataset("x", (2,), "i4"), "x was not written to the end"),
         (lambda f: f.attrs.__setitem__("meta", "{"), "meta: cannot be read: Expecting"),
         (lambda f: f.__delitem__("edge_src"), "holds neither edge_src"),
@@ -262,11 +262,14 @@ def test_chunked_graph_of_dgl(tmp_path, kind, absolute):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda m: m.pop("node_type"), "metadata.json: node_type and num_nodes_per_chunk: cannot be read"),
-        (lambda m: m["num_edges_per_chunk"].append([1]), "edge_type and num_edges_per_chunk: cannot be read"),
+        (lambda m: m.pop("node_type"), "node_type and num_nodes_per_chunk: cannot be read: there is no 'node_type'"),
+        (
+            lambda m: m["num_edges_per_chunk"].append([1]),
+            "json: edge_type and num_edges_per_chunk: . values for . names: user:",
+        ),
         (lambda m: m.update(node_type=["user"] * 2), "node_type and num_nodes_per_chunk: 'user' is there twice"),
         (lambda m: m["edge_type"].__setitem__(0, "likes"), r"<src>:<rel>:<dst>, with types of .* \(got 'likes'\)"),
-        (lambda m: m["edges"].pop("user:likes:item"), "metadata.json: cannot be read: KeyError"),
+        (lambda m: m["edges"].pop("user:likes:item"), "metadata.json: cannot be read: there is no 'user:likes"),
         (lambda m: m["edges"]["user:likes:item"]["format"].update(name="zarr"), "format 'zarr' is not known"),
         (lambda m: m["edges"]["user:likes:item"]["data"].__setitem__(1, "no.npy"), "no.npy: cannot be read: No such"),
         (

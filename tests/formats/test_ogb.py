@@ -93,7 +93,12 @@ def test_wrong_files_of_a_typed_dataset(tmp_path):
     path = write_typed(tmp_path / "mag")
     for name, lines, message in (
         ("raw/triplet-type-list.csv.gz", ["paper,cites"], r"an edge type is .* \(got .paper,cites.\)"),
-        ("raw/num-node-dict.csv.gz", ["author,paper", "3"], "num-node-dict.csv.gz: cannot be read: zip"),
+        (
+            "raw/num-node-dict.csv.gz",
+            ["author,paper", "3"],
+            "num-node-dict.csv.gz: 1 values for 2 names: author, paper",
+        ),
+        ("raw/num-node-dict.csv.gz", ["author,paper"], "num-node-dict.csv.gz: cannot be read: not enough values"),
         ("raw/num-node-dict.csv.gz", ["paper,paper", "2,3"], "num-node-dict.csv.gz: .*'paper'.* is there twice"),
         ("raw/triplet-type-list.csv.gz", ["paper,cites,paper"] * 2, "list.csv.gz: .*'paper'.* is there twice"),
         ("split/time/paper/valid.csv.gz", ["3"], "paper/valid.csv.gz, row 0: there is no node 3 among 3"),
@@ -162,6 +167,12 @@ def test_reverse_edges_are_added_once_where_name_or_user_say_so(tmp_path, name, 
     assert np.array_equal(ends(source), [*EDGES, *EDGES[:, ::-1]] if is_doubled else EDGES)
     assert source.left_out == ()  # nothing to ask
     assert rows(source.edge_feats["_N:_E:_N"]["reltype"].values).tolist() == [7, 8, 9] * (1 + is_doubled)
+
+
+def test_a_missing_file_of_labels_is_told(tmp_path):
+    folder = write_text(tmp_path / "ogbn_arxiv")
+    (folder / "raw" / "node-label.csv.gz").unlink()
+    assert read_source(folder).left_out == ("labels: there is a split of nodes, but no file node-label",)
 
 
 def test_what_no_file_says_is_asked(tmp_path, caplog):

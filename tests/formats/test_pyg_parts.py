@@ -134,6 +134,7 @@ class Harmful:
         (lambda p: shorten(p / "part_1" / "graph.pt", "row"), "META.json: a tensor has 299 rows in all parts"),
         (lambda p: shorten(p / "part_1" / "node_feats.pt", "x"), "a tensor has 59 rows in all parts, but there are 60"),
         (lambda p: (p / "META.json").write_text('{"num_parts": 2, "is_hetero": false}'), "an older PyG wrote these"),
+        (lambda p: torch.save({}, p / "part_1" / "graph.pt"), "part_1/graph.pt: there is no 'edge_id'"),
         (lambda p: (p / "META.json").write_text("[]"), "META.json: cannot be read"),
     ],
 )

@@ -335,6 +335,7 @@ SPLIT = {"nodes.csv": "id,split\n1,train\n2,third\n", "edges.csv": "src,dst\n1,1
         ({"nodes_a.csv": "id\n1\n"}, {}, "has files of nodes, but none of edges"),
         (SPLIT, {}, "nodes.csv, row 3, column split: split must be train, val or test, .*'third'"),
         (SPLIT, {"types": {"x": "int64"}}, "types: no table has a column 'x'"),
+        (SPLIT, {"categories": ("split,x",)}, r"categories: no table has .*; give the option once for each column\)"),
         (SPLIT, {"columns": {"feat": ("f*",)}}, r"columns of 'feat': no table has a column 'f\*'"),
         (SPLIT, {"node_type": "type"}, "nodes.csv: has no column 'type'"),
     ],

@@ -276,7 +276,7 @@ def test_the_launch_command_trains_over_the_hosts(
 ) -> None:
     more = ["--extra_envs", "MPIGRAPH_LOG_LEVEL=INFO", "--part_config", str(trained_graph), "--num_omp_threads", "1"]
     output = run(hosts, launch(hosts, tmp_path, example(trained_graph), *more))
-    assert "2 trainers, 2 hosts, 2 nodes" in output
+    assert "2 trainer(s), 2 host(s), 2 node(s)" in output
     assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
 
 

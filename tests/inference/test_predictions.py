@@ -94,7 +94,8 @@ def test_some_nodes_replace_what_was_written(job: SharedJob) -> None:
     for rows, options, head, lines in cases:
         write_predictions(folder, g, rows, own, ntype="item", **options)
         assert (folder / "predictions.csv").read_text().splitlines() == [head, *lines]
-        assert not (folder / "scores.npy").exists() and "scores" not in (folder / "README").read_text()
+        assert not (folder / "scores.npy").exists() and "score" not in (readme := (folder / "README").read_text())
+        assert ("class" in readme) == ("class" in head)
         g.barrier()
     few = own[(ids % 2 == 0)]
     write_predictions(folder, g, scores_of(g, "item"), few)

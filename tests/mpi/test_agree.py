@@ -98,6 +98,17 @@ def test_hashes_have_no_structure() -> None:
 
 
 @pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
+def test_different_calls_are_named_whether_they_failed_or_not(comm: MPI.Intracomm) -> None:
+    is_last = comm.rank == comm.size - 1
+    step = together(comm, "a step", call="loading" if is_last else "saving")
+    joint = raised(step, PartitionError("no parts") if is_last else None)
+    others, line = ", ".join(map(str, range(comm.size - 1))), r"at test_agree.py:\d+ on trainer"
+    assert type(joint) is CollectiveError and joint.everywhere
+    pattern = f"trainers make different calls: saving {line} {others}; loading {line} {comm.size - 1}. A call that"
+    assert re.match(pattern, str(joint)), joint
+
+
+@pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
 def test_values_that_differ_are_named_with_their_ranks(comm: MPI.Intracomm) -> None:
     same(comm, "do as I do", {"seed": 3.0 if comm.rank else np.int64(3), "name": "x", "time": float("inf")})
     with pytest.raises(InvalidArgumentError) as caught:

@@ -122,6 +122,15 @@ for batch in dist.DistDataLoader(range(20), 2, collate_fn=collate):
     pass
 g.barrier()
 """
+CALLS = {"save": "saving a checkpoint", "step": "step of SparseAdam", "mean": "full graph 1: mean"}
+ASTRAY = """
+import mpigraph as mg
+step = dist.optim.SparseAdam([dist.DistEmbedding(g.num_nodes(), 2)], lr=0.1).step
+fg = mg.FullGraph(g)
+mean = lambda: fg.mean(fg.ndata("feat"))
+save = lambda: mg.checkpoint.save({{}}, checkpoint_id="saved")
+{0}() if rank == 0 else {1}()
+"""
 READS = """
 import threading
 def use():
@@ -330,16 +339,14 @@ context.serve = serve
         more={"servers": 0, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "1"},
         suite=True,
     ),
-    "one saves, others step": Script(
-        """
-e = dist.DistEmbedding(g.num_nodes(), 2)
-step = dist.optim.SparseAdam([e], lr=0.1).step
-import mpigraph.checkpoint
-mpigraph.checkpoint.save({}, checkpoint_id="saved") if rank == 0 else step()
-""",
-        ("waiting in saving a checkpoint", "waiting in step of SparseAdam"),
-        more={"MPIGRAPH_TIMEOUT": "8"},
-    ),
+    **{
+        f"{one} on one, {other} on others": Script(
+            ASTRAY.format(one, other),
+            (f"waiting in {CALLS[one]}", f"waiting in {CALLS[other]}"),
+            more={"MPIGRAPH_TIMEOUT": "8"},
+        )
+        for one, other in (("save", "step"), ("mean", "step"), ("step", "mean"))
+    },
     "too many servers": Script(
         "", ("num_servers=3 leaves no trainer on node 0, which has 3 rank(s)",), more={"servers": 3}, suite=True
     ),

@@ -36,7 +36,7 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
     )
     result, output = run(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": example})
     assert (result["JobState"], result["ExitCode"]) == ("COMPLETED", "0:0"), output
-    assert "2 trainers, 2 hosts, 2 nodes" in output  # that is, a server on each
+    assert "2 trainer(s), 2 host(s), 2 node(s)" in output  # that is, a server on each
     accuracy = re.search(r"test accuracy ([0-9.]+)", output)
     assert accuracy and float(accuracy[1]) > 0.5, output
     for node, name in enumerate(cluster.names):

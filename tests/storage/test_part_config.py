@@ -25,6 +25,8 @@ def config():
 def test_a_graph_that_is_not_cut_is_told_to_be(tmp_path, name: str):
     path = tmp_path / name
     path.mkdir() if name == "folder" else path.write_bytes(b"PK\x03\x04\xff")
+    if path.is_dir():
+        (path / "meta.json").write_text('{"num_nodes": 3}')  # as generate and export write it
     with pytest.raises(
         PartitionError, match=f"partition the graph first, by python -m mpigraph partition {path} --parts"
     ):
@@ -78,7 +80,7 @@ CHANGED = "damaged partition configuration: it was changed after it was written"
         (lambda c: c.update(format_version=2), r"format version 2 \(this library reads 6\): partition the graph again"),
         (lambda c: c.update(num_nodes=7), CHANGED),
         (lambda c: c["nodes_of_parts"][0].reverse(), CHANGED),
-        (lambda c: c.update(report=7), "damaged partition configuration.*TypeError"),
+        (lambda c: c.update(report=7), "damaged partition configuration: 'int' object"),
         (lambda c: c.pop("format"), "not a partition configuration of this library"),
         (
             lambda c: (c.pop("format"), c["part-0"].update(part_graph="part0/graph.dgl")),
