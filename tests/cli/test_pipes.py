@@ -1,5 +1,6 @@
 """Commands whose output is read in part, as by ``head``, end quietly, by SIGPIPE as other tools; full streams."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from jobs import SOON, clean_environment, started
 from oracle import write_oracle
+
+from mpigraph.cli.main import main
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,7 @@ def test_a_reader_that_leaves(tmp_path: Path, words: str) -> None:
         assert [line for line in error.splitlines() if "%" not in line] == []
 
 
-def test_a_full_stderr_costs_no_result_and_a_full_stdout_is_told(tmp_path: Path) -> None:
+def test_a_full_stderr_costs_no_result_and_a_full_stdout_is_told(tmp_path: Path, capsys, monkeypatch) -> None:
     graph, out = write_oracle(tmp_path / "parts"), tmp_path / "out"
     with open("/dev/full", "w") as full:
 
@@ -43,3 +46,6 @@ def test_a_full_stderr_costs_no_result_and_a_full_stdout_is_told(tmp_path: Path)
         b"export: error: standard output cannot be written: No space left on device\n"
     )
     assert (out / "README").exists()
+    monkeypatch.setattr(sys, "stderr", None)  # closed from the start
+    assert main(["partition", graph, "--parts", "3", "-o", str(tmp_path / "three"), "--json"]) == 0
+    json.loads(capsys.readouterr().out)

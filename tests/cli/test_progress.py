@@ -1,9 +1,7 @@
 """Progress: a bar in a terminal, a line now and then in a log."""
 
 import io
-import json
 import re
-import sys
 import time
 from contextlib import redirect_stderr
 
@@ -48,15 +46,6 @@ def test_generating_and_partitioning_tell_each_stage_once(tmp_path, capsys):
     assert stages(capsys) == ["write edges", "write features"]
     assert main(["partition", str(tmp_path / "data"), "--parts", "2", "-o", str(tmp_path / "parts")]) == 0
     assert stages(capsys) == ["check edges", "assign nodes (metis)", "relabel edges", "write parts"]
-
-
-def test_a_closed_standard_error_gets_nothing_and_stdout_the_result_alone(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", None)
-    sizes = ["--nodes", "300", "--edges", "2000", "--feat-dim", "2", "--classes", "2"]
-    assert main(["generate", *sizes, "-o", str(tmp_path / "data")]) == 0
-    capsys.readouterr()
-    assert main(["partition", str(tmp_path / "data"), "--parts", "2", "-o", str(tmp_path / "parts"), "--json"]) == 0
-    json.loads(capsys.readouterr().out)
 
 
 def stages(capsys):
