@@ -214,7 +214,7 @@ def test_the_example_trains_as_well_as_one_process(
     more = ["--num_servers", str(servers), "--backend", backend]
     command = [*hosts.mpiexec(ranks), *warm_python(), *example(trained_graph), *more]
     output = run(hosts, command, MPIGRAPH_LOG_LEVEL="INFO")
-    assert f"{len(ranks)} trainers, {len(ranks)} hosts, {len(ranks)} nodes" in output
+    assert f"{len(ranks)} trainer(s), {len(ranks)} host(s), {len(ranks)} node(s)" in output
     assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
 
 
