@@ -198,14 +198,14 @@ class FullGraph:
         halo, rows = self._halos[self._key(ntype)], self._g.nodes[self._key(ntype)].data[name]
         if not rows.dtype.is_floating_point:
             return rows[halo.own]
-        table = rows[torch.cat([halo.own, halo.ids])]
+        table = _aligned(rows[torch.cat([halo.own, halo.ids])])  # once, not in each call
         own = table[: len(halo.own)]
         own._table = table, own._version, halo  # type: ignore[attr-defined]
         return own
 
     def edata(self, name: str, etype: str | Relation | None = None) -> _Tensor:
         """Return a feature of the in-edges of this trainer's nodes, [m, ...]. One-sided."""
-        return self._g.edges[etype].data[name][self.eids(etype)]
+        return _aligned(self._g.edges[etype].data[name][self.eids(etype)])
 
     def _key(self, of: Key | None) -> Any:
         if isinstance(of, tuple):

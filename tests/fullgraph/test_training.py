@@ -257,6 +257,7 @@ def test_a_row_travels_once_in_each_direction(job: SharedJob) -> None:
     before = sent()
     fg([lambda block, h: h[1] * 2], known)
     on_all(job.trainers, sent() == before, "a feature of the graph sends nothing")
+    on_all(job.trainers, known.data_ptr() % 64 == 0, "and is copied by no layer")
     mg.FullGraph(g)([lambda block, h: h[1] * 2], known)
     on_all(job.trainers, sent() > before, "rows with the halo of another plan are sent")
     changed = fg.ndata("feat")
