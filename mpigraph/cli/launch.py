@@ -194,11 +194,11 @@ class _Site:
         """Return the command that runs words on the host; with quotes, since a remote shell splits them."""
         return list(words) if self.is_here else [*self._ssh, self.name, shlex.join(words)]
 
-    def send(self, sources: Sequence[str], directory: str) -> list[str]:
-        """Return the command that copies files or folders (absolute paths) into a directory."""
+    def send(self, sources: Sequence[str], directory: str, *flags: str) -> list[str]:
+        """Return the command that copies files or folders (absolute paths) into a directory; ``flags`` are rsync's."""
         ssh = [] if self.is_here else ["-e", shlex.join(self._ssh)]
         host = "" if self.is_here else f"[{self.name}]:" if ":" in self.name else f"{self.name}:"
-        return ["rsync", "-a", "--partial", "--protect-args", *ssh, "--", *sources, f"{host}{directory}/"]
+        return ["rsync", "-a", "--partial", "--protect-args", *ssh, *flags, "--", *sources, f"{host}{directory}/"]
 
 
 def copy(options: Copy) -> int:
@@ -213,15 +213,17 @@ def copy(options: Copy) -> int:
         config.file_sizes(part)  # an error if one is missing
     sites = [_Site(host, options) for host in read_hosts(Path(options.ip_config))]
     data = os.path.normpath(os.path.join(workspace, options.rel_data_path))
-    for_all = [(workspace, [os.path.abspath(scripts)])] if scripts is not None else []
-    for_all.append((data, [str(config.path)]))
+    from_links = "--copy-links"  # parts may lie on other disks here
     commands: list[tuple[str, list[str]]] = []  # all before the first one runs, so that every error shows before
     for index, site in enumerate(sites):
         parts = parts_of_hosts([index], len(sites), config.num_parts)
         folders = [str(config.part_path(part, "part_graph").parent) for part in parts]
         # a host that cannot be reached shows before the first copy
         commands.insert(index, (site.name, site.run(["mkdir", "-p", "--", workspace, data])))
-        commands += [(site.name, site.send(sources, where)) for where, sources in ((data, folders), *for_all)]
+        commands.append((site.name, site.send(folders, data, from_links)))
+        if scripts is not None:
+            commands.append((site.name, site.send([os.path.abspath(scripts)], workspace)))
+        commands.append((site.name, site.send([str(config.path)], data, from_links)))
     for name, argv in commands:
         put(shlex.join(argv))
         if options.dry_run:

@@ -151,7 +151,10 @@ def _overview() -> str:
 def _run(words: Sequence[str]) -> int:
     name = words[0] if words else "--help"
     if name in ("-h", "--help", "--version"):
-        print(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
+        try:
+            put(f"mpigraph {version('mpigraph')}" if name == "--version" else _overview())
+        except StorageError as error:
+            return fail("", str(error))
         return 0
     if name not in COMMANDS:
         text = f"{name!r} is no command{_meant(name, COMMANDS)}; {_program()} lists them"

@@ -1,10 +1,12 @@
 """``run`` runs a script, with this library as DGL; ``examples`` and ``slurm`` copy the scripts of the library."""
 
+import io
 import os
 import runpy
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from mpigraph.cli.grammar import Examples, Run
 from mpigraph.cli.main import fail, put
@@ -20,10 +22,18 @@ def run(options: Run) -> int:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(options.script, run_name="__main__", alter_sys=True)
         return 0
-    if not os.access(options.script, os.R_OK):
-        return fail("run", f"cannot read {options.script}")
+    try:
+        with io.open_code(os.path.abspath(options.script)) as file:
+            source = file.read()
+    except OSError as error:
+        return fail("run", f"cannot read {options.script}: {error.strerror}")
     sys.path.insert(0, os.path.dirname(os.path.abspath(options.script)))
-    runpy.run_path(options.script, run_name="__main__")
+    # unlike that of runpy, it stays __main__ until the process ends, for what functions at exit and late threads pickle
+    main = ModuleType("__main__")
+    main.__file__ = options.script
+    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    sys.modules["__main__"] = main
+    exec(compile(source, options.script, "exec"), vars(main))
     return 0
 
 

@@ -252,6 +252,8 @@ def guard_launched() -> None:
 def _end_failed_job() -> None:
     status = exit_status()
     if status and _before and not _is_fork():  # no session has ended
+        if launcher_rank():
+            time.sleep(_MOMENT)  # the first may be about to tell an error of all
         if MPI.Is_initialized() and not MPI.Is_finalized():
             abort(status)
         end_unstarted(status)

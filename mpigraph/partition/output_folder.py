@@ -111,6 +111,7 @@ def remove_parts(folder: Path, kept: Mask) -> None:
             for name in PartConfig.files_of(part).values():
                 (folder / name).unlink(missing_ok=True)
                 temporary_name(folder / name).unlink(missing_ok=True)
+        if part >= len(kept):  # the others are written to again, and users may have made them, as with stripes
             with suppress(OSError):
                 directory.rmdir()  # fails unless it is empty
 

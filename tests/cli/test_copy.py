@@ -24,7 +24,9 @@ def there(host, path):
 def put(sources, host, directory):
     for source in sources:
         target = os.path.join(there(host, directory), os.path.basename(source))
-        if os.path.isdir(source):
+        if os.path.islink(source) and "--copy-links" not in ARGUMENTS:
+            os.symlink(os.readlink(source), target)
+        elif os.path.isdir(source):
             shutil.copytree(source, target, dirs_exist_ok=True)
         else:
             shutil.copy(source, target)
@@ -118,15 +120,27 @@ def test_copies_on_this_machine_are_real(tmp_path, oracle):
         assert found_parts(Path("/"), oracle(2), workspace) == [0, 1]
 
 
+def test_parts_on_another_disk(remote, oracle, tmp_path):
+    """A link to a folder here is none at the host."""
+    config = shutil.copytree(Path(oracle(2)).parent, tmp_path / "graph") / "oracle.json"
+    for name in ("part1", "oracle.json"):
+        (tmp_path / "graph" / name).rename(tmp_path / name)
+        (tmp_path / "graph" / name).symlink_to(tmp_path / name)
+    assert copy(config, ["a", "b"]) == 0
+    shutil.rmtree(tmp_path / "part1")
+    data = remote / "b" / PLAIN[1:] / "my data"
+    assert PartConfig.read(data / "oracle.json").file_sizes(1) and not (data / "oracle.json").is_symlink()
+
+
 def test_a_dry_run_prints_the_commands_and_runs_none(remote, oracle, capsys, tmp_path):
     more = ("--rel_data_path", "data", "--ssh_port", "2222", "--ssh_username", "ann", "--dry-run")
     assert copy(oracle(2), ["10.0.0.1 30050", "fe80::2"], "/w", *more) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "ssh -p 2222 -l ann fe80::2 'mkdir -p -- /w /w/data'"
-    rsync = "rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' --"
+    rsync = "rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann'"
     assert lines[-2:] == [
-        f"{rsync} '{tmp_path}/my scripts' '[fe80::2]:/w/'",
-        f"{rsync} {oracle(2)} '[fe80::2]:/w/data/'",
+        f"{rsync} -- '{tmp_path}/my scripts' '[fe80::2]:/w/'",
+        f"{rsync} --copy-links -- {oracle(2)} '[fe80::2]:/w/data/'",
     ]
     assert len(lines) == 8 and all(line.startswith(rsync) for line in lines[2:]) and list(remote.iterdir()) == []
 

@@ -41,10 +41,10 @@ def test_a_full_stderr_costs_no_result_and_a_full_stdout_is_told(tmp_path: Path,
         status, result = run("verify", graph, stderr=full)
         assert status == 0 and result.endswith(b"all checksums right\n")
         assert run("verify", tmp_path / "none.json", stderr=full) == (2, b"")
-        status, error = run("export", graph, "-o", out, stdout=full)
-    assert status == 2 and error.endswith(
-        b"export: error: standard output cannot be written: No space left on device\n"
-    )
+        for words in (["export", graph, "-o", out], ["--help"]):
+            status, error = run(*words, stdout=full)
+            told = b"error: standard output cannot be written: No space left on device\n"
+            assert status == 2 and error.endswith(told)
     assert (out / "README").exists()
     monkeypatch.setattr(sys, "stderr", None)  # closed from the start
     assert main(["partition", graph, "--parts", "3", "-o", str(tmp_path / "three"), "--json"]) == 0

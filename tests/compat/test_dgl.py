@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from importlib import import_module
 from itertools import product
@@ -326,5 +327,12 @@ def test_run_is_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert done.status == 1 and "No module named 'dgl'" in done.stderr and "Traceback" in done.stderr
     done = run_job([*python, "--as-dgl", "-m", "script", "1"], clean_environment(), cwd=tmp_path)
     assert done.status == 3 and "'1'] __main__" in done.stdout, done.output
+    script.write_text(
+        "import atexit, pickle\nclass A: ...\natexit.register(lambda: print(pickle.loads(pickle.dumps(A))))"
+    )
+    piped = f'cat "$0" | {shlex.join(python)} /dev/stdin'
+    for command in ([*python, script], ["sh", "-c", piped, script]):
+        done = run_job(command, clean_environment())
+        assert done.stdout == "<class '__main__.A'>\n", done.output
     assert main(["run", str(tmp_path / "missing.py")]) == 2
     assert "cannot read" in capsys.readouterr().err

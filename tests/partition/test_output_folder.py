@@ -55,7 +55,9 @@ def test_another_graph_is_refused_on_every_rank_before_anything_is_written(comm:
 def test_the_same_graph_in_fewer_parts_leaves_no_others(tmp_path: Path) -> None:
     partition_source(ring(40), "g", 12, tmp_path, "random")
     (tmp_path / "part7" / "notes.txt").write_text("mine")
+    (tmp_path / "part1").chmod(0o770)
     partition_source(ring(40), "g", 2, tmp_path, "random", seed=1)
+    assert (tmp_path / "part1").stat().st_mode & 0o777 == 0o770  # it is the folder that was there
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["g.json", "part0", "part1", "part7"]
     assert [path.name for path in (tmp_path / "part7").iterdir()] == ["notes.txt"]
