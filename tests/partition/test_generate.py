@@ -106,34 +106,14 @@ def test_more_ends_than_can_be_told_apart_are_refused(monkeypatch):
         generate_graph(RECIPE)
 
 
-def nearest_centroid(rows, g):
-    """Share of test nodes whose nearest class mean (over training nodes) is their own."""
-    train, test = g["train_mask"], g["test_mask"]
-    means = np.stack([rows[train & (g["label"] == c)].mean(axis=0) for c in range(g["label"].max() + 1)])
-    scores = rows @ means.T - 0.5 * (means**2).sum(axis=1)
-    return (scores.argmax(axis=1) == g["label"])[test].mean()
-
-
-@pytest.mark.parametrize("num_classes", [8, 16])
-def test_neighbours_tell_more_than_features_alone(num_classes):
-    g = generate_graph(Recipe(num_nodes=10_000, num_edges=200_000, num_classes=num_classes))
-    total = np.zeros_like(g["feat"])
-    np.add.at(total, g["edge_dst"], g["feat"][g["edge_src"]])
-    mean = total / np.maximum(np.bincount(g["edge_dst"], minlength=10_000), 1)[:, None]
-    alone, together = nearest_centroid(g["feat"], g), nearest_centroid(g["feat"] + 4 * mean, g)
-    assert 0.3 < alone < 0.75 and together > alone + 0.15
-
-
 @pytest.mark.parametrize(
     "recipe",
     [
         RECIPE,
         Recipe(2, 0, 1, 1),
-        Recipe(3, 2, 1, 3),
         Recipe(5, 10, 1, 2),
         Recipe(50, 51, 1, 50),
         Recipe(40, 780, 1, 1),  # half of all pairs, the most there can be
-        Recipe(41, 820, 1, 1),
         Recipe(40, 700, 1, 20, homophily=1.0),  # more than the classes hold
     ],
     ids=lambda recipe: f"{recipe.num_nodes}-{recipe.num_edges}",
@@ -153,9 +133,6 @@ def test_each_pair_is_there_once_and_in_both_directions(recipe: Recipe):
         ({"num_nodes": 1}, r"num_nodes must be an integer >= 2 \(got 1\)"),
         ({"num_nodes": 2**31}, "num_nodes must be an integer <= 2147483647"),
         ({"num_edges": -1}, "num_edges must be an integer >= 0"),
-        ({"num_edges": 20.0}, r"num_edges must be an integer >= 0 \(got 20.0\)"),
-        ({"block_size": -1}, "block_size must be an integer >= 0"),
-        ({"seed": -1}, r"seed must be an integer >= 0 \(got -1\)"),
         ({"num_edges": 60}, "num_edges must be an integer <= 45 .got 60."),
         ({"num_classes": 11}, "num_classes must be an integer <= 10 .got 11."),
         ({"homophily": 1.5}, "homophily must lie in 0 to 1"),
