@@ -108,7 +108,10 @@ class _Module(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        listed = {name for home in MODULES[self.__name__] for name in getattr(import_module(home), "__all__", ())}
+        homes = MODULES[self.__name__]
+        if homes[-1] == "mpigraph.nn":  # "from dgl.nn import *" would hide a script's own DataLoader
+            homes = homes[-1:]
+        listed = {name for home in homes for name in getattr(import_module(home), "__all__", ())}
         return sorted({*super().__dir__(), *listed})
 
 

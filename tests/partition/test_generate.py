@@ -111,7 +111,6 @@ def test_more_ends_than_can_be_told_apart_are_refused(monkeypatch):
     [
         RECIPE,
         Recipe(2, 0, 1, 1),
-        Recipe(5, 10, 1, 2),
         Recipe(50, 51, 1, 50),
         Recipe(40, 780, 1, 1),  # half of all pairs, the most there can be
         Recipe(40, 700, 1, 20, homophily=1.0),  # more than the classes hold
