@@ -56,7 +56,8 @@ def gathering(comm: MPI.Comm, data: bytes, root: int | None = None, call: str = 
     yield comm.Iallgather(head, heads)
     if (heads[:, 1] != head[1]).any():
         line = line_calling(sys._getframe())
-        calls = yield from gathering(comm, f"{call or 'another call'}{f' at {line}' if line else ''}".encode())
+        words = f"{call or 'another call'}{f' at {line}' if line else ''}"
+        calls = yield from gathering(comm, words.encode(errors="backslashreplace"))  # a file may have any name
         raise different_calls([call.decode() for call in calls])
     lengths = heads[:, 0].copy()
     if root is None and not lengths.any():
